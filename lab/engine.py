@@ -27,8 +27,8 @@ _TRACES = ("/etc/docker/key.json", "/opt/containerd", "/run/containerd", "/run/d
 _FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 _CAP_SYS_RESOURCE = 24
 _CGROUPS = Path("/sys/fs/cgroup")
-# How much processor time the lab's containers get beside one busy process of the machine (1): with an equal part its API
-# servers miss their deadlines. By the file of cgroup v1 and of v2, with the value that is 1 there.
+# How much processor time the lab's containers get beside one busy process of the machine (1): with an equal part its
+# API servers miss their deadlines. By the file of cgroup v1 and of v2, with the value that is 1 there.
 _WEIGHT = 16
 _WEIGHT_FILES = {False: ("cpu.shares", 1024), True: ("cpu.weight", 100)}
 

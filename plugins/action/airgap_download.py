@@ -25,8 +25,8 @@ class ActionModule(ShareAction):
     arguments = ARGUMENTS
 
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
-        listed = download.listed(params["needed"]) if params["needed"] else None
-        items = needed.need(self, params, task_vars or {}).items if listed is None else listed
+        given = params["needed"]
+        items = download.listed(given).items if given else needed.need(self, params, task_vars or {}).items
         settings = download.settings(params, items, platform.machine())
         wanted = download.requested(items, table.listed(), settings)
         work = download.Download(wanted, settings, lambda text: show(self._display, text))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ansible_collections.kubegpu.share.plugins.module_utils._core.types import JsonObject
 from ansible_collections.kubegpu.share.plugins.plugin_utils._actions.base import ShareAction
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import download, table
-from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.package_sets import package_sets
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.package_sets import facts_of, package_sets
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan import needed
 
 ARGUMENTS: JsonObject = {
@@ -27,10 +27,11 @@ class ActionModule(ShareAction):
 
     def ensure(self, params: JsonObject, task_vars: JsonObject | None) -> JsonObject:
         if params["needed"]:
-            sets = package_sets(table.listed(), download.listed(params["needed"]))
+            listed = download.listed(params["needed"])
+            sets = package_sets(table.listed(), listed.items, listed.machines)
         else:
             found = needed.need(self, params, task_vars or {})
-            sets = package_sets(table.listed(), found.items, found.inventory.machines)
+            sets = package_sets(table.listed(), found.items, map(facts_of, found.inventory.machines))
         if not sets:
             return {"changed": False, "repositories": [], "count": 0, "left_out": []}
         for row in sets:

@@ -228,6 +228,8 @@ def _virtual_options(variables: t.Mapping[str, t.Any]) -> VirtualOptions:
         backend=str(variables.get("gpu_backend") or ""),
         driver_state=str(variables.get("driver_state") or ""),
         driver_source=str(variables.get("driver_source") or ""),
+        passthrough_state=str(variables.get("passthrough_state") or ""),
+        vgpu_state=str(variables.get("vgpu_state") or ""),
         cards=tuple(address_of(card) or card.lower() for card in cards),
     )
 

@@ -54,12 +54,16 @@ def permitted_cards(
     hosts: t.Sequence[str],
     nodes: t.Collection[str],
     allowed: t.Collection[str] = (),
+    divided: t.Collection[str] = (),
+    external: bool = False,
 ) -> Permitted:
     from ansible_collections.kubegpu.share.plugins.module_utils._backends.permitted import permitted
     from ansible_collections.kubegpu.share.plugins.module_utils._preflight.inventory import node_names
 
-    names = {host: node for host, node in zip(hosts, node_names(hosts, hostvars), strict=True) if node in nodes}
-    return permitted({host: hostvars[host] for host in names}, names, allowed)
+    named = zip(hosts, node_names(hosts, hostvars), strict=True)
+    names = {host: node for host, node in named if node in nodes or node in divided}
+    with_vgpus = [host for host, node in names.items() if node in divided]
+    return permitted({host: hostvars[host] for host in names}, names, allowed, with_vgpus, external)
 
 
 def kata_plan(options: KataOptions) -> KataResult:

@@ -44,12 +44,14 @@ options:
       role vgpu. KubeVirt before 1.8 gets the feature gate C(DisableMDEVConfiguration) for V(false). Without a value it stays as it is.
     type: bool
   keep:
-    description: Whether entries of this collection that aren't listed stay, as where a run doesn't know the cards of all machines.
-    type: bool
-    default: false
+    description: Lists in which entries of this collection that aren't given stay, as where a run doesn't know the cards of all machines.
+    type: list
+    elements: str
+    choices: [pci, mediated]
+    default: []
   cards:
     description: >-
-      By node, the number of its cards on VFIO by vendor and device. A node that has fewer allocatable of what KubeVirt itself announces gets
+      By node, the number of its cards on VFIO by vendor and device, and of its vGPUs by their types' names. A node that has fewer allocatable of what KubeVirt itself announces gets
       virt-handler's pod replaced, which looks for cards when it starts; virtual machines run on.
     type: dict
     default: {}

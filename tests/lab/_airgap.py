@@ -112,13 +112,15 @@ class Vendors:
         """The variables that hold the vendors' keys, as an inventory has them."""
         return {f"{role}_repo_key_sha256": self._places[f"{role}_key_sha256"] for role in ("driver", "toolkit")}
 
-    def image(self, reference: str, layers: Sequence[Path], *variables: str) -> None:
+    def image(self, reference: str, layers: Sequence[Path], environment: Sequence[str] = ()) -> None:
         """Put an image into the registry under its public name.
 
-        :param variables: its environment beside the path of programs.
+        :param environment: instead of an image's usual one.
         """
-        packed, path = self._folder / "image.tar", images.Image("", ()).environment
-        made = images.Image(reference, tuple(layers), (*path, *variables))
+        packed = self._folder / "image.tar"
+        made = images.Image(reference, tuple(layers))
+        if environment:
+            made = dataclasses.replace(made, environment=tuple(environment))
         images.write([made], packed, publish.architecture_here().debian)
         target = f"docker://{self.registry}/{reference}"
         command = [real_skopeo.program(), "copy", "--quiet", "--dest-tls-verify=false", f"docker-archive:{packed}"]
@@ -132,16 +134,22 @@ class Vendors:
         """
         layers = []
         with tarfile.open(LAB / "images" / "gpushare.tar") as saved:
-            file = saved.extractfile("manifest.json")
-            assert file is not None
-            for number, layer in enumerate(json.load(file)[0]["Layers"]):
-                target = self._folder / f"{number}.layer"
-                content = saved.extractfile(layer)
-                assert content is not None
-                target.write_bytes(content.read())
-                layers.append(target)
+
+            def content(name: str) -> bytes:
+                file = saved.extractfile(name)
+                assert file is not None
+                return file.read()
+
+            [known] = json.loads(content("manifest.json"))
+            environment = json.loads(content(known["Config"]))["config"]["Env"]
+            for number, name in enumerate(known["Layers"]):
+                layers.append(self._folder / f"{number}.layer")
+                layers[-1].write_bytes(content(name))
         own = images.layer_of({f"usr/local/bin/{name}": program for name in names}, self._folder / "own.layer")
-        self.image(reference, [*layers, own], "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility")
+        # Its plugin asks for the cards without being given any.
+        kept = [row for row in environment if not row.startswith("NVIDIA_")]
+        cards = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility")
+        self.image(reference, [*layers, own], [*kept, *cards])
         for path in (*layers, own):
             path.unlink()
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from _lab import JsonObject, Lab, until
-from _pods import body, container
+from _pods import MERGE, body, container
 
 from lab import hardware
 
@@ -23,6 +23,7 @@ PROGRAM = Path(__file__).with_name("virt_handler.py")
 NAMESPACE = "kubevirt"
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 KUBEVIRT = f"/apis/kubevirt.io/v1/namespaces/{NAMESPACE}/kubevirts"
+INSTANCES = "virtualmachineinstances"
 ROLE = "/apis/rbac.authorization.k8s.io/v1/clusterrole"
 HANDLER = "lab-virt-handler"
 UNIT = "kubegpu-lab-pci"
@@ -98,6 +99,15 @@ def definition() -> JsonObject:
     return {"metadata": {"name": "kubevirts.kubevirt.io"}, "spec": spec}
 
 
+def instances() -> JsonObject:
+    """Return the definition of a virtual machine's object, which nobody acts on here."""
+    kind = "VirtualMachineInstance"
+    names = {"plural": INSTANCES, "singular": kind.lower(), "kind": kind, "listKind": f"{kind}List"}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": {"type": "object"}}}
+    spec = {"group": "kubevirt.io", "scope": "Namespaced", "names": names, "versions": [version]}
+    return {"metadata": {"name": f"{INSTANCES}.kubevirt.io"}, "spec": spec}
+
+
 def _handler(image: str) -> JsonObject:
     """Return the stand-in's DaemonSet, on the nodes of cards."""
     paths = {"socket": "/var/lib/kubelet/device-plugins", "pci": "/sys/bus/pci", "dev": "/dev"}
@@ -132,6 +142,12 @@ _NO_CONTROL_PLANE: JsonObject = {
 }
 
 
+def _label(lab: Lab, value: str | None) -> None:
+    for name in lab.gpu_nodes:
+        labels = {"metadata": {"labels": {"kubevirt.io/schedulable": value}}}
+        lab.api.call("PATCH", f"/api/v1/nodes/{name}", labels, MERGE)
+
+
 @contextlib.contextmanager
 def kubevirt(lab: Lab, image: str) -> Iterator[None]:
     """Have KubeVirt's object in the cluster, and its stand-in on the nodes of cards.
@@ -140,7 +156,8 @@ def kubevirt(lab: Lab, image: str) -> Iterator[None]:
     """
     sets = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"
     try:
-        lab.api.call("POST", DEFINITIONS, definition())
+        for wanted in (definition(), instances()):
+            lab.api.call("POST", DEFINITIONS, wanted)
         with lab.api.namespace(NAMESPACE):
             until(lambda: lab.api.call("GET", KUBEVIRT)["items"] == [], "KubeVirt's objects are served", 30)
             wanted = {"metadata": {"name": "kubevirt"}, "spec": {"configuration": {}}}
@@ -160,17 +177,27 @@ def kubevirt(lab: Lab, image: str) -> Iterator[None]:
                 return bool(status.get("numberReady", 0) == len(lab.gpu_nodes))
 
             until(ready, "virt-handler's stand-in runs on each node of cards", 90)
+            # As virt-handler does.
+            _label(lab, "true")
             yield
             lab.api.delete(f"{KUBEVIRT}/kubevirt")
             lab.api.delete(f"{sets}/virt-handler")
     finally:
+        _label(lab, None)
         for kind in ("roles", "rolebindings"):
             lab.api.delete(f"{ROLE.removesuffix('role')}{kind}/{HANDLER}")
-        lab.api.delete(f"{DEFINITIONS}/kubevirts.kubevirt.io")
+        for name in ("kubevirts", INSTANCES):
+            lab.api.delete(f"{DEFINITIONS}/{name}.kubevirt.io")
 
 
-def machine(lab: Lab, name: str, node: str, resource: str) -> JsonObject:
-    """Return a pod that has the device file of its card open, as virt-launcher's has while a virtual machine runs."""
+def machine(lab: Lab, space: str, name: str, node: str, resource: str) -> JsonObject:
+    """Create a virtual machine's object, and return its pod.
+
+    That has the device file of its card open, as virt-launcher's has while a virtual machine runs.
+    """
+    path = f"/apis/kubevirt.io/v1/namespaces/{space}/{INSTANCES}"
+    made = {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": name}}
+    owner = {**made, **lab.api.call("POST", path, made)}
     hold = "exec 3</dev/vfio/$(ls /dev/vfio | grep -v vfio) && exec sleep 3600"
     wanted = body(
         name,
@@ -178,6 +205,8 @@ def machine(lab: Lab, name: str, node: str, resource: str) -> JsonObject:
         node=node,
     )
     wanted["metadata"]["labels"] = {"kubevirt.io": "virt-launcher"}
+    reference = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": name}
+    wanted["metadata"]["ownerReferences"] = [{**reference, "uid": owner["metadata"]["uid"], "controller": True}]
     # Whoever drains a node finds it as a pod like any other's: no toleration of the cordon.
     del wanted["spec"]["tolerations"]
     return wanted

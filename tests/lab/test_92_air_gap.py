@@ -234,9 +234,7 @@ def test_a_newer_driver_comes_with_a_second_archive(gap: Gap, lab: Lab) -> None:
     """With it come the charts and images of HAMi and of NVIDIA, for which the nodes are switched later."""
     first, second = lab.gpu_nodes[:2]
     gap.inside.say(gap.own(driver_version=NEWER), {first: {"gpu_backend": "hami"}, second: {"gpu_backend": "nvidia"}})
-    # What the archive's variables name inside has its name of outside in the list.
-    outside = {"acceptance_image": airgap.BASE, "gpushare_image_archive": str(airgap.LAB / "images/gpushare.tar")}
-    gap.run("airgap_list", airgap_output=str(gap.inside.home / "needed.yml"), **outside)
+    gap.run("airgap_list", airgap_output=str(gap.inside.home / "needed.yml"))
     done = gap.inside.push(gap.archive("second"))
     assert done.rc == 0, done.out[-8000:]
     gap.silent()
@@ -264,7 +262,8 @@ def test_hami_and_nvidias_plugin_are_deployed_by_the_mirrored_charts(gap: Gap, l
 
 def test_uninstall_leaves_nothing(gap: Gap, lab: Lab) -> None:
     gap.run("uninstall")
-    until(lambda: not {"gpushare-system", "hami-system"} & set(lab.api.namespaces()), "the namespaces go")
+    spaces = {"gpushare-system", "hami-system", "nvidia-device-plugin"}
+    until(lambda: not spaces & set(lab.api.namespaces()), "the namespaces go", 120)
     assert cluster_objects(lab) == gap.before["objects"]
     done = gap.inside.push(gap.inside.home / "archive.tar", airgap_state="absent")
     assert done.rc == 0, done.out[-4000:]

@@ -119,7 +119,13 @@ def main() -> None:
     running: dict[str, Plugin] = {}
     seen = ""
     while True:
-        version, allowed = permitted()
+        try:
+            version, allowed = permitted()
+        except OSError as error:
+            # The API server refuses or is away; virt-handler's watch goes on, too.
+            print(f"no answer of the API server: {error}", flush=True)
+            time.sleep(1)
+            continue
         if version != seen:
             seen = version
             found: dict[str, dict[str, str]] = {}

@@ -55,18 +55,40 @@ class Plugin(t.TypedDict):
     selector: dict[str, str]
 
 
-class Operator(t.TypedDict):
-    """What the GPU Operator was told to do: a ClusterPolicy or a GPUCluster.
-
-    ``changed`` is whether role nvidia_device_plugin has changed it, ``drives`` and ``toolkit`` whether nodes get
-    drivers and toolkits by it.
-    """
-
+class _Operator(t.TypedDict):
     kind: str
     name: str
     changed: bool
     drives: bool
     toolkit: bool
+
+
+class Operator(_Operator, total=False):
+    """What the GPU Operator was told to do: a ClusterPolicy or a GPUCluster.
+
+    ``changed`` is whether role nvidia_device_plugin has changed it, ``drives`` and ``toolkit`` whether nodes get
+    drivers and toolkits by it. ``workloads`` is whether it runs parts for virtual machines, on nodes by their label
+    ``operator_labels.WORKLOAD``; ``takes`` are those of these parts that bind or divide cards, by that label's value.
+    """
+
+    workloads: bool
+    takes: dict[str, list[str]]
+
+
+# Of a ClusterPolicy, by that label's value: each part, and whether it runs where its object doesn't say
+# (NVIDIA/gpu-operator v26.7.0, api/nvidia/v1/clusterpolicy_types.go).
+TAKING: t.Mapping[str, t.Mapping[str, bool]] = {
+    operator_labels.WHOLE: {"vfioManager": True},
+    operator_labels.DIVIDED: {"vgpuManager": False, "vgpuDeviceManager": True},
+}
+
+
+def _takes(spec: JsonObject) -> dict[str, list[str]]:
+    """Return the parts of a ClusterPolicy that bind or divide cards of virtual machines."""
+    return {
+        workload: [name for name, usual in parts.items() if ((spec.get(name) or {}).get("enabled", usual)) is True]
+        for workload, parts in TAKING.items()
+    }
 
 
 def operators(kube: Kube, labels: t.Iterable[str]) -> tuple[list[Operator], list[str]]:
@@ -91,7 +113,9 @@ def operators(kube: Kube, labels: t.Iterable[str]) -> tuple[list[Operator], list
             spec, policy, changed = resource.get("spec") or {}, kind == "ClusterPolicy", CHANGED in annotations
             # What isn't mentioned is installed.
             drives, tools = (policy and (spec.get(x) or {}).get("enabled") is not False for x in ("driver", "toolkit"))
-            installed.append({"kind": kind, "name": name, "changed": changed, "drives": drives, "toolkit": tools})
+            workloads = policy and (spec.get("sandboxWorkloads") or {}).get("enabled") is True
+            operator: Operator = {"kind": kind, "name": name, "changed": changed, "drives": drives, "toolkit": tools}
+            installed.append({**operator, "workloads": workloads, "takes": _takes(spec) if workloads else {}})
     return installed, refused
 
 

@@ -126,10 +126,11 @@ class Backends(t.TypedDict):
     that no node needs. ``dedicated`` is whether a scheduler of its own has the extender. ``claims`` is one of
     ``CLAIMS_ALL``, ``CLAIMS_ASKED`` and ``CLAIMS_NONE``. ``absent`` are nodes that are left out, since the cluster has
     none of them. ``allocators`` has each allocator's ``role``, the label and the ``namespace`` of its
-    ``server``, and the ``restricted`` label of its nodes. ``templates`` is where the server of claim templates runs, and ``control_plane_image`` whether
-    machines of the control plane get the servers' image. ``unrestricted`` are nodes that nobody named and that lose
-    their server in this run: it was selected by a label that kubelet may set, and will be by the restricted one, which
-    they haven't.
+    ``server``, and the ``restricted`` label of its nodes. ``templates`` is where the server of claim templates runs,
+    and ``control_plane_image`` whether machines of the control plane get the servers' image. ``unrestricted`` are nodes
+    that nobody named and that lose their server in this run: it was selected by a label that kubelet may set, and will
+    be by the restricted one, which they haven't.
+    ``workloads``: NVIDIA's GPU Operator runs parts for virtual machines, on nodes by the label of its that says so.
     ``openshift`` is OpenShift's version; empty for another cluster, or where it isn't known.
     """
 
@@ -155,6 +156,7 @@ class Backends(t.TypedDict):
     templates: Place
     control_plane_image: bool
     unrestricted: list[str]
+    workloads: bool
     openshift: str
 
 
@@ -303,6 +305,7 @@ def resolve(
             for node in cluster.nodes
             if node.name not in named and any(lacks_restricted(node.labels, allocator) for allocator in selecting)
         ],
+        "workloads": any(operator.get("workloads") for operator in cluster.operators),
         "openshift": "",
     }
 

@@ -13,6 +13,7 @@ import typing as t
 from ansible.module_utils.common import warnings
 
 from .._contracts.model import UNFINISHED
+from .._contracts.virtual import CLASSES
 from .._core.columns import columns
 from .._core.types import JsonObject
 from .._core.untrusted import line
@@ -102,7 +103,7 @@ def _handlers(kube: Kube | Streams, claims: t.Iterable[Claim]) -> dict[str, str]
         return [(str(raw["metadata"]["name"]), str(raw["handler"]))]
 
     try:
-        [rows] = listed(kube, Wanted("RuntimeClass", keep, api_version="node.k8s.io/v1"))
+        [rows] = listed(kube, Wanted(CLASSES[1], keep, api_version=CLASSES[0]))
     except KubeError as error:
         if error.status != 403:
             raise

@@ -21,6 +21,7 @@ from .._contracts.gpushare import (
     RESOURCE_MEMORY,
 )
 from .._contracts.model import UNFINISHED, Node, Pod
+from .._contracts.virtual import CLASSES
 from .._core.errors import BadInput, ShareError
 from .._core.types import JsonObject
 from .._kube.stream import Wanted, listed, uncollected
@@ -223,7 +224,7 @@ def _refused(kube: Kube, reader: Reader) -> list[t.Any]:
 def _classes(kube: Kube) -> dict[str, t.Any]:
     """Return the RuntimeClasses, or why they are unknown, as fields of a snapshot."""
     try:
-        items = kube.list_all("node.k8s.io/v1", "RuntimeClass")
+        items = kube.list_all(*CLASSES)
     except ShareError as error:
         return {"classes": None, "classes_problem": shorten(str(error), 300)}
     return {"classes": classes_of(items)}

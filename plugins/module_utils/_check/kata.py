@@ -90,14 +90,14 @@ def class_selects_node(node: Node, snapshot: Snapshot, result: CheckResult) -> N
         result.unknown("not_read", why=why, api=f"RuntimeClasses: {why}")
         return
     result.count()
-    found = snapshot.classes.get(kata.runtime_class)
-    if found is None:
+    there = snapshot.classes.get(kata.runtime_class)
+    if there is None:
         result.fail("no_class", name=name, api=f"RuntimeClasses {join(sorted(snapshot.classes)) or 'none'}")
         return
-    if found.handler != kata.handler:
-        fields = {"found": shorten(found.handler), "handler": shorten(kata.handler)}
-        result.fail("class_handler", key="handler", name=name, **fields, api=f"handler {shorten(found.handler)}")
-    for label, wanted in sorted(found.selector.items()):
+    if there.handler != kata.handler:
+        fields = {"found": shorten(there.handler), "handler": shorten(kata.handler)}
+        result.fail("class_handler", key="handler", name=name, **fields, api=f"handler {shorten(there.handler)}")
+    for label, wanted in sorted(there.selector.items()):
         value = node.labels.get(label)
         if value != wanted:
             shown = "no such label" if value is None else shorten(str(value))

@@ -82,11 +82,11 @@ def snapshot(
 
 def classes_of(items: t.Iterable[JsonObject]) -> dict[str, RuntimeClass]:
     """Return RuntimeClasses by name; the API server holds them to their schema."""
-    found = {}
+    classes = {}
     for item in items:
         selector = (item.get("scheduling") or {}).get("nodeSelector") or {}
-        found[str(item["metadata"]["name"])] = RuntimeClass(str(item.get("handler")), dict(selector))
-    return found
+        classes[str(item["metadata"]["name"])] = RuntimeClass(str(item.get("handler")), dict(selector))
+    return classes
 
 
 def _with_claims(pod: Pod, ours: t.Mapping[str, dra.Claim]) -> Pod:

@@ -13,3 +13,4 @@ DEVICE_PLUGIN = f"{PREFIX}device-plugin"
 VALIDATOR = f"{PREFIX}operator-validator"
 # Whether it runs containers (also without the label) or virtual machines.
 WORKLOAD, CONTAINER = "nvidia.com/gpu.workload.config", "container"
+WHOLE, DIVIDED = "vm-passthrough", "vm-vgpu"

@@ -22,6 +22,9 @@ KATA_RESOURCE = "nvidia.com/pgpu"
 # On KubeVirt's pod of a virtual machine, whose owner is a VirtualMachineInstance.
 LAUNCHER = ("kubevirt.io", "virt-launcher")
 INSTANCE, GROUP = "VirtualMachineInstance", "kubevirt.io/"
+API = f"{GROUP}v1"
+# API version and kind of RuntimeClasses.
+CLASSES = ("node.k8s.io/v1", "RuntimeClass")
 # On a node that KubeVirt's virtual machines can run on.
 SCHEDULABLE = "kubevirt.io/schedulable"
 # NVIDIA's DRA driver, and the type of a device that it gives to virtual machines.

@@ -9,10 +9,10 @@ import dataclasses
 import typing as t
 
 from .._contracts import gpushare as contract
+from .._contracts import virtual
 from .._contracts.claim_templates import API_VERSION
 from .._contracts.claims import MALFORMED
 from .._contracts.model import Node, Pod, PodParser, node_of
-from .._contracts.virtual import INSTANCE
 from .._core.errors import BadInput, ShareError
 from .._core.natural import natural
 from .._core.types import JsonObject
@@ -198,11 +198,11 @@ class SuiteClient:
 
     def kubevirts(self) -> list[JsonObject]:
         """Return the cluster's KubeVirt; it has one at most. Its definition has to be there."""
-        return self.request(lambda: self._kube.list_all("kubevirt.io/v1", "KubeVirt"))
+        return self.request(lambda: self._kube.list_all(virtual.API, "KubeVirt"))
 
     def runtime_classes(self) -> dict[str, JsonObject]:
         """Return the cluster's RuntimeClasses by name."""
-        listed = self.request(lambda: self._kube.list_all("node.k8s.io/v1", "RuntimeClass"))
+        listed = self.request(lambda: self._kube.list_all(*virtual.CLASSES))
         return {str(item["metadata"]["name"]): item for item in listed}
 
     def create_machine(self, definition: JsonObject) -> None:
@@ -217,7 +217,7 @@ class SuiteClient:
 
     def machine_status(self, name: str) -> JsonObject:
         """Return the status of a virtual machine that the suite created; empty where it doesn't exist."""
-        ref = Ref("kubevirt.io/v1", INSTANCE, self._options.namespace, name)
+        ref = Ref(virtual.API, virtual.INSTANCE, self._options.namespace, name)
         status: JsonObject = (self.request(lambda: self._kube.get(ref)) or {}).get("status") or {}
         created = self.created_pods[name]
         created["phase"], created["node"] = str(status.get("phase") or ""), str(status.get("nodeName") or "")

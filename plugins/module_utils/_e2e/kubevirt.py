@@ -71,7 +71,7 @@ def machine(name: str, resource: str, node: str, options: Options) -> JsonObject
     if options.priority_class:
         spec["priorityClassName"] = options.priority_class
     metadata = {"name": name, "namespace": options.namespace}
-    return {"apiVersion": "kubevirt.io/v1", "kind": virtual.INSTANCE, "metadata": metadata, "spec": spec}
+    return {"apiVersion": virtual.API, "kind": virtual.INSTANCE, "metadata": metadata, "spec": spec}
 
 
 class KubeVirt(Suite):

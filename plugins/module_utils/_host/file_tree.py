@@ -94,7 +94,7 @@ class Tree:
         :raises BadInput: one isn't what its name says, or there is no room.
         """
         incoming = self._at(INCOMING)
-        with _room(self.path):
+        with _room(self.path, "; what is served hasn't changed"):
             os.makedirs(incoming, mode=0o700, exist_ok=True)
             for name in sorted(set(os.listdir(source)) & set(self.wanted.values())):
                 path = os.path.join(source, name)
@@ -207,12 +207,22 @@ def _existing(path: str) -> str:
 
 
 @contextlib.contextmanager
-def _room(path: str) -> t.Iterator[None]:
+def _room(path: str, more: str = "") -> t.Iterator[None]:
+    """Say what happened where a file can't be written.
+
+    :param more: of a disk that is full.
+    """
     try:
         yield
     except OSError as error:
-        full = " (make room; the next run goes on)" if error.errno == errno.ENOSPC else ""
-        raise BadInput(f"airgap_files_folder: {error.filename or path}: {error.strerror}{full}") from error
+        # A copy that finds no room names the file that it reads.
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise BadInput(
+                f"airgap_files_folder: the disk of {path} is full: make room there, and run it again, which goes "
+                f"on{more}",
+                code="full",
+            ) from error
+        raise BadInput(f"airgap_files_folder: {error.filename or path}: {error.strerror}") from error
 
 
 ARGUMENTS: JsonObject = {

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import typing as t
 
+from .._contracts.virtual import CLASSES
 from .._core.types import JsonObject
 from . import messages
 
-API, KIND = "node.k8s.io/v1", "RuntimeClass"
 # On a RuntimeClass of ours.
 MADE = "kubegpu.share/created-for"
 
@@ -57,8 +57,8 @@ def is_ours(item: JsonObject) -> bool:
 def definition(options: Options) -> JsonObject:
     """Return the RuntimeClass as this collection makes it."""
     made: JsonObject = {
-        "apiVersion": API,
-        "kind": KIND,
+        "apiVersion": CLASSES[0],
+        "kind": CLASSES[1],
         "metadata": {"name": options["runtime_class"], "annotations": {MADE: "kata"}},
         "handler": options["handler"],
     }
@@ -72,19 +72,19 @@ def definition(options: Options) -> JsonObject:
 def plan(options: Options) -> Result:
     """Return the RuntimeClass and the labels that are needed, and what stands in the way."""
     name = options["runtime_class"]
-    found = next((item for item in options["classes"] if item["metadata"]["name"] == name), None)
+    there = next((item for item in options["classes"] if item["metadata"]["name"] == name), None)
     managed = options["state"] == "managed"
     problems: list[JsonObject] = []
     wanted: JsonObject = {}
-    if managed and (found is None or is_ours(found)):
+    if managed and (there is None or is_ours(there)):
         wanted = definition(options)
         selector = selector_of(wanted)
-    elif found is None:
+    elif there is None:
         return {"problems": [messages.row("no_class", name=name)], "definition": {}, "nodes": []}
     else:
-        selector = selector_of(found)
-        if found.get("handler") != options["handler"]:
-            fields = {"found": found.get("handler"), "wanted": options["handler"]}
+        selector = selector_of(there)
+        if there.get("handler") != options["handler"]:
+            fields = {"found": there.get("handler"), "wanted": options["handler"]}
             problems.append(messages.row("class_handler", name=name, **fields))
     live = {str(node["metadata"]["name"]): node["metadata"].get("labels") or {} for node in options["live"]}
     definitions = []

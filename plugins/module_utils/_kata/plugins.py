@@ -10,6 +10,7 @@ cards are bound, and its pod is deleted where the cards aren't those that it sta
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import json
 import typing as t
@@ -35,7 +36,8 @@ SWITCHES = "nvidia.com/nvswitch"
 class Options(t.TypedDict):
     """The role's variables, without their prefix.
 
-    ``resources`` are the names that are waited for; empty for what the alias says. ``facts`` has ``gpu_node`` of
+    ``resources`` are the names that are waited for; empty for what the alias says, or with KubeVirt ``selectors``:
+    resources by vendor and device, and by the type of a vGPU. ``facts`` has ``gpu_node`` of
     observed nodes, ``live`` the cluster's nodes, ``pods`` the plugin's, and ``policies`` the GPU Operator's
     ClusterPolicies. With ``assume_bound`` cards that aren't bound yet are, once role passthrough has run.
     """
@@ -44,6 +46,7 @@ class Options(t.TypedDict):
     nodes: t.Sequence[str]
     alias: str
     resources: t.Sequence[str]
+    selectors: t.Mapping[str, str]
     facts: t.Mapping[str, t.Any]
     live: t.Sequence[JsonObject]
     pods: t.Sequence[JsonObject]
@@ -93,14 +96,34 @@ def operated(policies: t.Iterable[JsonObject], kind: str) -> bool:
 
 def bound_cards(functions: t.Iterable[Function]) -> list[Function]:
     """Return the cards that a VFIO driver has, by their addresses."""
-    return sorted((one for one in functions if one.card and one.vfio), key=lambda one: one.address)
+    bound = (function for function in functions if function.card and function.vfio)
+    return sorted(bound, key=lambda function: function.address)
 
 
-def digest_of(functions: t.Iterable[Function]) -> str:
-    """Return a digest of what a plugin finds: bound cards and NVSwitches, with their drivers and groups."""
+class Vgpu(t.NamedTuple):
+    """A vGPU that is a mediated device, by the name of its type."""
+
+    uuid: str
+    type: str
+
+
+def _vgpus(facts: t.Mapping[str, t.Any]) -> list[Vgpu]:
+    """Return a node's vGPUs of the kind that NVIDIA's plugin for KubeVirt knows."""
+    rows = []
+    for card in facts.get("gpus") or ():
+        names = {row["id"]: str(row["name"]) for row in card["vgpu_host"]["types"]}
+        rows += [Vgpu(vgpu["uuid"], names.get(vgpu["type"], "")) for vgpu in card["vgpu_host"]["vgpus"] if vgpu["uuid"]]
+    return sorted(rows)
+
+
+def digest_of(functions: t.Iterable[Function], vgpus: t.Iterable[Vgpu] = ()) -> str:
+    """Return a digest of what a plugin finds: bound cards and NVSwitches with their drivers and groups, and vGPUs."""
     rows = [
-        [one.address, one.device, one.driver, one.group] for one in functions if one.vfio and (one.card or one.switch)
+        [function.address, function.device, function.driver, function.group]
+        for function in functions
+        if function.vfio and (function.card or function.switch)
     ]
+    rows += [[vgpu.uuid, vgpu.type, "mdev", ""] for vgpu in vgpus]
     return hashlib.sha256(json.dumps(sorted(rows)).encode()).hexdigest()[:16]
 
 
@@ -148,6 +171,7 @@ def _node(name: str, options: Options) -> tuple[str, dict[str, int]]:
     facts, where = options["facts"].get(name) or {}, f"{PREFIX}nodes"
     functions, missing = _functions(name, facts)
     cards = bound_cards(functions)
+    vgpus = _vgpus(facts) if options["kind"] == KUBEVIRT else []
     if missing and not options["assume_bound"]:
         raise Problem(
             "not_bound",
@@ -155,14 +179,14 @@ def _node(name: str, options: Options) -> tuple[str, dict[str, int]]:
             f"node {name}: {', '.join(missing)} is to be a virtual machine's, and no VFIO driver has it; run role "
             "passthrough for the node, or reboot the node where that says so",
         )
-    if not cards:
+    if not cards and not vgpus:
         if options["assume_bound"]:
             return digest_of(functions), dict.fromkeys(_names(options), 0)
         text = f"node {name} has no card with a VFIO driver, so its plugin would announce nothing; run role passthrough"
         raise Problem("none_bound", where, text)
     if options["kind"] == KATA:
         _suits_kata(name, cards, options["alias"])
-    return digest_of(functions), _announced(functions, cards, options)
+    return digest_of(functions, vgpus), _announced(functions, cards, vgpus, options)
 
 
 def _functions(name: str, facts: t.Mapping[str, t.Any]) -> tuple[list[Function], list[str]]:
@@ -182,8 +206,9 @@ def _functions(name: str, facts: t.Mapping[str, t.Any]) -> tuple[list[Function],
         record = parse_record(seen["record"]) if seen["record"] is not None else Record()
     except ShareError as error:
         raise Problem("unreadable", where, f"node {name}: {error}") from error
-    recorded = {one.address for one in record.functions}
-    return functions, sorted(one.address for one in functions if one.card and one.address in recorded and not one.vfio)
+    recorded = {function.address for function in record.functions}
+    unbound = (function for function in functions if function.card and not function.vfio)
+    return functions, sorted(function.address for function in unbound if function.address in recorded)
 
 
 def _suits_kata(name: str, cards: t.Sequence[Function], alias: str) -> None:
@@ -227,8 +252,16 @@ def _names(options: Options) -> list[str]:
     return [f"{VENDOR}/{options['alias']}"] if options["kind"] == KATA and options["alias"] else []
 
 
-def _announced(functions: t.Sequence[Function], cards: t.Sequence[Function], options: Options) -> dict[str, int]:
+def _announced(
+    functions: t.Sequence[Function], cards: t.Sequence[Function], vgpus: t.Sequence[Vgpu], options: Options
+) -> dict[str, int]:
     names = _names(options)
+    if options["kind"] == KUBEVIRT and not names:
+        own = {selector.upper(): resource for selector, resource in options["selectors"].items()}
+        ids = [f"{card.vendor}:{card.device}".replace("0x", "") for card in cards] + [vgpu.type for vgpu in vgpus]
+        counted = collections.Counter(own[selector.upper()] for selector in ids if selector.upper() in own)
+        if counted:
+            return dict(sorted(counted.items()))
     if not names:
         named = "in kubevirt_devices_pci, or " if options["kind"] == KUBEVIRT else ""
         raise Problem(
@@ -239,7 +272,7 @@ def _announced(functions: t.Sequence[Function], cards: t.Sequence[Function], opt
         )
     if options["resources"] or options["kind"] == KUBEVIRT:
         return dict.fromkeys(names, 0)
-    switches = sum(one.switch and one.driver == GENERIC for one in functions)
+    switches = sum(function.switch and function.driver == GENERIC for function in functions)
     return {names[0]: len(cards), **({SWITCHES: switches} if switches else {})}
 
 

@@ -35,6 +35,12 @@ CONTENT_KINDS = (
 # Kubernetes and OpenShift create these in every namespace.
 DEFAULT_OBJECTS = {("ConfigMap", "kube-root-ca.crt"), ("ConfigMap", "openshift-service-ca.crt")}
 TOKENS = ("kubernetes.io/service-account-token", "kubernetes.io/dockercfg")
+# API groups of owners that are in CONTENT_KINDS themselves, or whose objects this collection has had installed and
+# removes: OLM's, OpenShift's, NVIDIA's and node feature discovery's. What another owner has made is that one's.
+OWNERS = (
+    *("", "apps", "batch"),
+    *("operators.coreos.com", "operator.openshift.io", "nfd.openshift.io", "nfd.k8s-sigs.io", "nvidia.com"),
+)
 # On ConfigMaps with which programs elect a leader.
 LEADER = "control-plane.alpha.kubernetes.io/leader"
 
@@ -60,8 +66,9 @@ def foreign_objects(kube: Lister, namespace: str, ours: t.Collection[Ref]) -> li
 
 def _dependent(kind: str, item: JsonObject) -> bool:
     metadata = item["metadata"]
+    owners = [str(owner.get("apiVersion")).rpartition("/")[0] for owner in metadata.get("ownerReferences") or ()]
     return bool(
-        metadata.get("ownerReferences")
+        (owners and set(owners) <= set(OWNERS))
         or metadata.get("deletionTimestamp")
         or (kind, metadata["name"]) in DEFAULT_OBJECTS
         or LEADER in (metadata.get("annotations") or {})

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import typing as t
 
+from .._contracts.virtual import CLASSES
 from .._core import untrusted
 from .._core.errors import BadInput
 from .._core.types import JsonObject
@@ -48,7 +49,7 @@ KINDS: dict[tuple[str, str], tuple[str, bool]] = {
     ("batch/v1", "Job"): ("jobs", True),
     ("coordination.k8s.io/v1", "Lease"): ("leases", True),
     ("networking.k8s.io/v1", "NetworkPolicy"): ("networkpolicies", True),
-    ("node.k8s.io/v1", "RuntimeClass"): ("runtimeclasses", False),
+    CLASSES: ("runtimeclasses", False),
     ("policy/v1", "PodDisruptionBudget"): ("poddisruptionbudgets", True),
     ("rbac.authorization.k8s.io/v1", "ClusterRole"): ("clusterroles", False),
     ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding"): ("clusterrolebindings", False),

@@ -23,7 +23,7 @@ from .._kube.rollout import ready
 HANDLER, DAEMON_SET = "kubevirt.io=virt-handler", "virt-handler"
 # How long virt-handler gets to see a change of KubeVirt's object.
 PATIENCE = 20.0
-# virt-handler announces all cards that it sees at once, when it starts: what a node announces so long after that is all.
+# virt-handler announces all cards that it sees at once, when it starts: so long after that a node has no more.
 SETTLED = 30.0
 
 
@@ -96,8 +96,8 @@ def ensure(
     if left:
         raise NotInEffect(
             f"KubeVirt doesn't announce all cards: {'; '.join(map(str, left))}. Read the log of virt-handler on the "
-            "node, and compare with the cards that are there (lspci -nnk -d 10de:): the greater number is what the node "
-            "says of itself. KubeVirt itself announces only cards on vfio-pci, no other VFIO driver",
+            "node, and compare with the cards that are there (lspci -nnk -d 10de:): the greater number is what the "
+            "node says of itself. KubeVirt itself announces only cards on vfio-pci, no other VFIO driver",
             missing=[dataclasses.asdict(row) for row in left],
         )
     return replaced

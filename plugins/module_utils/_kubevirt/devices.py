@@ -17,6 +17,7 @@ import json
 import re
 import typing as t
 
+from .._contracts import virtual
 from .._core.errors import BadInput
 from .._core.plan import Change, Plan, run
 from .._core.types import JsonObject
@@ -36,10 +37,10 @@ ARGUMENTS: JsonObject = {
     "create_mediated": {"type": "bool"},
     "cards": {"type": "dict", "default": {}},
     "wait_timeout": {"type": "int", "default": 180},
-    "keep": {"type": "bool", "default": False},
+    "keep": {"type": "list", "elements": "str", "choices": ["pci", "mediated"], "default": []},
 }
 OURS = "kubegpu.share/permitted-devices"
-KUBEVIRT = ("kubevirt.io/v1", "KubeVirt")
+KUBEVIRT = (virtual.API, "KubeVirt")
 # Newest first.
 HYPERCONVERGED = (("hco.kubevirt.io/v1", "HyperConverged"), ("hco.kubevirt.io/v1beta1", "HyperConverged"))
 DEFINITION = Ref("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", "kubevirts.kubevirt.io")
@@ -103,7 +104,7 @@ def devices_of(params: JsonObject) -> list[Device]:
 
     :raises BadInput: an entry isn't one, or two are for the same cards.
     """
-    found: list[Device] = []
+    devices: list[Device] = []
     for kind in LISTS:
         for number, row in enumerate(params[kind] or ()):
             where = f"kubevirt_devices_{kind}[{number}]"
@@ -114,13 +115,13 @@ def devices_of(params: JsonObject) -> list[Device]:
                 raise BadInput(f"{where}: {selector!r} isn't vendor and device of a PCI device, as 10DE:2236")
             if not RESOURCE.fullmatch(str(row["resource"])) or not selector:
                 raise BadInput(f"{where}: {row['resource']!r} isn't the name of a resource, as nvidia.com/GA102GL_A10")
-            if any((each.list, each.selector) == (kind, selector) for each in found):
+            if any((each.list, each.selector) == (kind, selector) for each in devices):
                 raise BadInput(f"{where}: another entry is for {selector}, too")
             external = row.get("external_provider", True)
             if not isinstance(external, bool):
                 raise BadInput(f"{where}.external_provider: it is true or false")
-            found.append(Device(kind, selector, str(row["resource"]), external))
-    return found
+            devices.append(Device(kind, selector, str(row["resource"]), external))
+    return devices
 
 
 class Live(t.NamedTuple):
@@ -192,9 +193,9 @@ class Recorded(t.TypedDict, total=False):
 def _recorded(item: JsonObject) -> Recorded:
     text = ((item.get("metadata") or {}).get("annotations") or {}).get(OURS)
     try:
-        found = json.loads(text) if text else {"entries": {}}
-        if set(found) <= {"entries", "before"} and all(isinstance(rows, list) for rows in found["entries"].values()):
-            return t.cast(Recorded, found)
+        record = json.loads(text) if text else {"entries": {}}
+        if set(record) <= {"entries", "before"} and all(isinstance(rows, list) for rows in record["entries"].values()):
+            return t.cast(Recorded, record)
     except (ValueError, TypeError, KeyError, AttributeError):
         pass
     raise BadInput(
@@ -208,11 +209,13 @@ def is_ours(item: JsonObject) -> bool:
     return OURS in ((item.get("metadata") or {}).get("annotations") or {})
 
 
-def make_body(live: Live, devices: t.Sequence[Device], create_mediated: bool | None, keep: bool = False) -> JsonObject:
+def make_body(
+    live: Live, devices: t.Sequence[Device], create_mediated: bool | None, keep: t.Collection[str] = ()
+) -> JsonObject:
     """Return the merge patch that permits these devices and no others of ours; empty where nothing differs.
 
     :param create_mediated: whether KubeVirt makes vGPUs itself; None leaves that alone.
-    :param keep: our entries for other cards stay.
+    :param keep: lists in which our entries for other cards stay.
     :raises BadInput: somebody else's entry is for the same cards, with another resource.
     """
     item, fields = live.item, live.fields
@@ -226,7 +229,7 @@ def make_body(live: Live, devices: t.Sequence[Device], create_mediated: bool | N
         wanted = [_entry(device, fields) for device in devices if device.list == kind]
         key = fields.selectors[kind]
         named = {str(row[key]).upper() for row in wanted}
-        if keep:
+        if kind in keep:
             own = record["entries"].get(kind, [])
             wanted += [row for row in own if row in have and str(row.get(key)).upper() not in named]
         for row in theirs:
@@ -295,13 +298,13 @@ def patched(item: t.Any, body: t.Any) -> t.Any:
     """Return an object as the API server has it after a merge patch (RFC 7396): a null removes a field."""
     if not isinstance(body, dict):
         return body
-    found = dict(item) if isinstance(item, dict) else {}
+    merged = dict(item) if isinstance(item, dict) else {}
     for key, value in body.items():
         if value is None:
-            found.pop(key, None)
+            merged.pop(key, None)
         else:
-            found[key] = patched(found.get(key), value)
-    return found
+            merged[key] = patched(merged.get(key), value)
+    return merged
 
 
 def _shown(item: JsonObject) -> JsonObject:
@@ -314,7 +317,7 @@ class Reconciler:
     """The devices that are permitted to virtual machines."""
 
     def __init__(
-        self, kube: Kube, devices: t.Sequence[Device], create_mediated: bool | None, keep: bool = False
+        self, kube: Kube, devices: t.Sequence[Device], create_mediated: bool | None, keep: t.Collection[str] = ()
     ) -> None:
         self._kube = kube
         self._devices = devices
@@ -360,10 +363,10 @@ def work(kube: Kube, params: JsonObject, check: bool, waiting: Waiting | None = 
     present = params["state"] == "present"
     devices = devices_of(params)
     create = params.get("create_mediated")
-    keep = bool(params.get("keep")) and present
+    keep = params.get("keep") or () if present else ()
     reconciler = Reconciler(kube, devices if present else (), create if present else None, keep)
     result = run(reconciler, check)
-    own = {each.selector: each.resource for each in devices if each.list == "pci" and not each.external}
+    own = {device.selector.upper(): device.resource for device in devices if not device.external}
     wanted = announced.numbers_of(params.get("cards") or {}, own) if present else {}
     if check:
         # Where KubeVirt's object changes, virt-handler may see the cards by that.

@@ -53,7 +53,7 @@ def data(text: str, where: str) -> list[Data]:
     :param where: the repository, for the message.
     :raises ShareError: it isn't such a file.
     """
-    _no_entities(text[:65536], where)
+    _no_entities(text, where)
     try:
         root = ET.fromstring(text)
     except ET.ParseError as error:

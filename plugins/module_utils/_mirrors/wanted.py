@@ -27,9 +27,8 @@ _SET: JsonObject = {
     "name": {"type": "str", "required": True},
     "hosts": {"type": "list", "elements": "str", "default": []},
     "manager": {"type": "str", "choices": list(MANAGERS), "required": True},
-    "row": {"type": "str", "default": ""},
-    "id": {"type": "str", "default": ""},
-    "version": {"type": "str", "default": ""},
+    "id": {"type": "str", "required": True},
+    "version": {"type": "str", "required": True},
     "architectures": {"type": "list", "elements": "str", "required": True},
     "roles": {"type": "dict", "default": {}},
     **{name: PACKAGE_ARGUMENTS[name] for name in _OPTIONS},
@@ -89,16 +88,12 @@ def _valid(option: JsonObject) -> JsonObject:
 def _fits(option: JsonObject, host: t.Mapping[str, t.Any], manager: str) -> bool:
     if option["manager"] != manager or host["arch"] not in option["architectures"]:
         return False
-    if option["id"]:
-        return (option["id"], option["version"]) == (host["id"], host["version"])
-    return option["row"] in ("", f"{host['id']}_{host['major']}", f"{host['family']}_{host['major']}")
+    # The whole release: a minor one of Enterprise Linux has kernels of its own, and newer libraries.
+    return (option["id"], option["version"]) == (host["id"], host["version"])
 
 
 def _described(option: JsonObject) -> str:
-    name = (
-        f"{option['id']} {option['version']}" if option["id"] else option["row"].replace("_", " ") or option["manager"]
-    )
-    return f"{name} {'/'.join(option['architectures'])}"
+    return f"{option['id']} {option['version']} {'/'.join(option['architectures'])}"
 
 
 def _wanted(option: JsonObject) -> Wanted:

@@ -188,20 +188,20 @@ class PassthroughReconciler:
         if driver_name(self._system, address) != driver:
             # It succeeds also where no driver takes the function.
             self._write(PROBE, address + "\n", address, driver)
-        found = driver_name(self._system, address)
-        if found != driver:
-            raise _error(NotInEffect, code="not_bound", address=address, found=found, wanted=driver)
+        bound = driver_name(self._system, address)
+        if bound != driver:
+            raise _error(NotInEffect, code="not_bound", address=address, found=bound, wanted=driver)
 
     def _give_back(self, before: Before, exact: bool) -> None:
         """Give a function its old driver and override back, or no driver where it had none."""
-        address, found = before.address, driver_name(self._system, before.address)
-        if found != before.driver:
+        address, now = before.address, driver_name(self._system, before.address)
+        if now != before.driver:
             if before.driver and exact:
                 self._load(before.driver, before.module)
             # With it no other driver that is loaded takes the function first.
             self._put(address, "driver_override", (before.driver if exact else "") + "\n")
-            if found:
-                self._unbind(address, found)
+            if now:
+                self._unbind(address, now)
             if before.driver:
                 self._write(PROBE, address + "\n", address, before.driver)
             left = driver_name(self._system, address)

@@ -39,14 +39,14 @@ def holds(system: System, kubelet: KubeletSource, state: State) -> list[Hold]:
     if not bound:
         return []
     users = open_devices.users(system, lambda path: path.startswith(WANTED), MAPPED)
-    found = [hold for function in bound for user in users for hold in _by_process(system, function, user)]
+    held = [hold for function in bound for user in users for hold in _by_process(system, function, user)]
     on_nvidia = [function for function in bound if function.address in state.persistence]
     if on_nvidia:
-        found += _by_pods(system, kubelet, on_nvidia, state.uuids)
+        held += _by_pods(system, kubelet, on_nvidia, state.uuids)
     for address, mode in state.persistence.items():
         if mode is not False:
-            found.append(Hold("persistence_mode" if mode else "persistence_unknown", address, {}))
-    return found + [Hold("console", function.address, {}) for function in bound if function.console]
+            held.append(Hold("persistence_mode" if mode else "persistence_unknown", address, {}))
+    return held + [Hold("console", function.address, {}) for function in bound if function.console]
 
 
 def _by_process(system: System, function: Function, user: JsonObject) -> t.Iterator[Hold]:

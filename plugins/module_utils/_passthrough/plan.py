@@ -197,8 +197,8 @@ def _same(before: Before, function: Function) -> bool:
 
 
 def _moved(before: Before, function: Function | None) -> JsonObject:
-    found = f"{function.vendor}:{function.device}" if function is not None else "nothing"
-    return row("moved", address=before.address, recorded=f"{before.vendor}:{before.device}", found=found)
+    there = f"{function.vendor}:{function.device}" if function is not None else "nothing"
+    return row("moved", address=before.address, recorded=f"{before.vendor}:{before.device}", found=there)
 
 
 def _elsewhere(state: State) -> t.Iterator[JsonObject]:
@@ -305,13 +305,13 @@ def _changes(options: Options, state: State, want: Wanted) -> t.Iterator[Change]
     for recorded in _to_give_back(state, want.targets) if options.live else []:
         if recorded.address not in waiting:
             exact = recorded.driver in state.loadable
-            found, after = state.functions[recorded.address].driver, recorded.driver if exact else "any driver"
-            yield Change(f"PCI device {recorded.address}", _driver(found), _driver(after), GiveBack(recorded, exact))
+            now, after = state.functions[recorded.address].driver, recorded.driver if exact else "any driver"
+            yield Change(f"PCI device {recorded.address}", _driver(now), _driver(after), GiveBack(recorded, exact))
     for group, targets in _groups(state, want) if options.live else []:
         bind = Bind(group, tuple(targets))
         for number, (address, driver) in enumerate(targets):
-            found = state.functions[address].driver
-            yield Change(f"PCI device {address}", _driver(found), _driver(driver), bind if number == 0 else None)
+            now = state.functions[address].driver
+            yield Change(f"PCI device {address}", _driver(now), _driver(driver), bind if number == 0 else None)
     gone = _finished(options, state, want)
     if gone or (not want.targets and state.record.files):
         shown = "".join(f"{address}\n" for address in gone)
@@ -402,9 +402,18 @@ def _finished(options: Options, state: State, want: Wanted) -> tuple[str, ...]:
 
 
 def reboot_required(options: Options, state: State) -> bool:
-    """Return whether a function gets its driver, or its old one back, only at the next boot."""
+    """Return whether a function gets its driver, or its old one back, only at the next boot.
+
+    What nothing delays isn't meant: a run that changes something does it now.
+    """
     if options.state == "external":
         return False
     want = wanted(options, state)
-    late = any(state.functions[address].driver != driver for address, driver in want.targets.items())
-    return late or bool(_to_give_back(state, want.targets))
+    left = {before.address for before in _to_give_back(state, want.targets)}
+    if options.live:
+        waiting = {state.functions[hold.address].group for hold in want.busy}
+        left &= {hold.address for hold in want.busy}
+    else:
+        waiting = {function.group for function in state.functions.values()}
+    targets = [(state.functions[address], driver) for address, driver in want.targets.items()]
+    return bool(left) or any(function.driver != driver and function.group in waiting for function, driver in targets)

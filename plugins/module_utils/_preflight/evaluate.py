@@ -344,8 +344,11 @@ def _cluster(
             yield from _node(options, host, node, host.node in shared, cluster.plugins)
             if host.node in shared:
                 yield from _given_away(options, host)
-            if virtual.backend_of(host.node, host.virtual, options.claims.backends) == backends.KATA:
+            backend = virtual.backend_of(host.node, host.virtual, options.claims.backends)
+            if backend == backends.KATA:
                 yield from virtual.kata_runtime(host.node, node.runtime.partition(":")[0])
+            if backend:
+                yield from virtual.operator_parts(host.host, backend, host.virtual, cluster.operators)
             if options.claims.installed_by_roles(host.node):
                 yield from _driver_container(host, node, cluster.operators)
     yield from _taints(options, cluster, shared)

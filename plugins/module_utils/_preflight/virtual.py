@@ -8,7 +8,9 @@ from __future__ import annotations
 import dataclasses
 import typing as t
 
+from .._allocation.foreign import Operator
 from .._allocation.node_backends import Backends
+from .._contracts import operator_labels
 from .._contracts.backends import KATA, PASSTHROUGH, VGPU, VIRTUAL
 from .._node.types import GpuNode
 from .findings import PROBLEM, Finding
@@ -19,6 +21,7 @@ DESCRIBED = {
     "virtual-functions": "A card that is to go whole to a virtual machine has virtual functions, or vGPUs.",
     "kata-runtime": "A node of Kata has another container runtime than containerd, which alone gives its pods cards.",
     "vgpu-framework": "NVIDIA's driver is loaded on a machine whose cards are to be divided, and it makes no vGPUs.",
+    "virtual-operator": "NVIDIA's GPU Operator would bind or divide cards that roles give to virtual machines.",
     "virtual-driver": "Roles are to install a driver for containers where virtual machines have all cards.",
 }
 # What of the other findings about a machine matters where no role installs a driver for containers.
@@ -39,12 +42,15 @@ class VirtualOptions:
     :param backend: gpu_backend; empty where it isn't set.
     :param driver_state: as it is set; empty where it isn't.
     :param driver_source: likewise.
+    :param passthrough_state: likewise, and ``vgpu_state``.
     :param cards: passthrough_cards, as entries of ``card_exclusion``.
     """
 
     backend: str = ""
     driver_state: str = ""
     driver_source: str = ""
+    passthrough_state: str = ""
+    vgpu_state: str = ""
     cards: tuple[str, ...] = ()
 
 
@@ -98,6 +104,40 @@ def kata_runtime(node: str, runtime: str) -> t.Iterator[Finding]:
             "gpu_backend",
             {"node": node, "runtime": runtime or "an unknown container runtime"},
         )
+
+
+# By back end: the label's value by which the GPU Operator runs its parts on such a node, and who gives the cards there.
+_WORKLOADS = {
+    PASSTHROUGH: (operator_labels.WHOLE, "passthrough_state"),
+    KATA: (operator_labels.WHOLE, "passthrough_state"),
+    VGPU: (operator_labels.DIVIDED, "vgpu_state"),
+}
+
+
+def operator_parts(
+    host: str, backend: str, options: VirtualOptions, operators: t.Sequence[Operator]
+) -> t.Iterator[Finding]:
+    """Report parts of the GPU Operator that would take a node's cards besides the roles.
+
+    :param backend: as ``backend_of`` returns it.
+    """
+    workload, variable = _WORKLOADS[backend]
+    if getattr(options, variable) == "external":
+        return
+    for operator in operators:
+        parts = (operator.get("takes") or {}).get(workload)
+        if parts:
+            yield Finding(
+                "virtual-operator",
+                PROBLEM,
+                "gives its cards to virtual machines ({backend}) by a role, and {policy} has sandboxWorkloads.enabled, "
+                "so that its {parts} would take the same cards",
+                "set it to external to leave them to the operator, or turn these parts off there (enabled: false)",
+                host,
+                variable,
+                {"backend": backend, "policy": f"{operator['kind']} {operator['name']}", "parts": parts},
+                SUBJECT,
+            )
 
 
 def examine(host: str, backend: str, options: VirtualOptions, facts: GpuNode) -> t.Iterator[Finding]:

@@ -298,7 +298,7 @@ def _tiles(view: model.View) -> t.Iterator[Tile]:
     count, kind = (len(cards), "card") if cards else (len(view.nodes), "node")
     on_nodes = f" on {plural(len(view.nodes), 'node')}" if cards else ""
     yield Tile(f"{count:,}", f"{kind}{'s' * (count != 1)}{on_nodes}, held by {plural(len(pods), 'pod')}")
-    devices = [device for _node, device in view.devices]
+    devices = [device for _node, device in view.devices if device.kind != model.FUNCTION]
     if devices:
         held, unknown = (sum(one.state == state for one in devices) for state in (virtual.HELD, virtual.UNKNOWN))
         label = f"of {len(devices):,} cards and vGPUs for virtual machines held"

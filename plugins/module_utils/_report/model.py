@@ -123,12 +123,17 @@ class Resource:
     claimed: int | None = None
 
 
+# Of a device: what role passthrough has recorded, as the checks have asked the kernel about it.
+FUNCTION = "function"
+
+
 @dataclasses.dataclass(frozen=True)
 class Device:
     """A card or a vGPU for virtual machines.
 
     :param address: on PCI, of what a machine gets; ``card`` is the card's.
     :param name: a vGPU's type, or a card's model.
+    :param kind: ``card``, ``vgpu``, or ``FUNCTION``.
     :param uuid: of a mediated device; empty for others.
     :param group: the IOMMU group's number; empty where it isn't known.
     :param state: ``held``, ``free`` or ``unknown``.

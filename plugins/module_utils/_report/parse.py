@@ -132,7 +132,31 @@ def _checked_node(node: JsonObject) -> model.Node:
         for card in node.get("cards") or ()
     ]
     limit = text(node.get("memory_limit"))
-    return model.Node(_name(node.get("name")), text(node.get("backend"), NAME), tuple(cards), checked=True, limit=limit)
+    functions = tuple(_function(function) for function in node.get("virtual_machines") or ())
+    name, backend = _name(node.get("name")), text(node.get("backend"), NAME)
+    return model.Node(name, backend, tuple(cards), devices=functions, checked=True, limit=limit)
+
+
+# By the kernel's answer about a function's IOMMU group: the state, and who has it.
+_GROUPS: t.Mapping[str, tuple[str, str]] = {
+    "held": (virtual.HELD, "a program of the machine has its IOMMU group open, as a virtual machine does"),
+    "viable": (virtual.FREE, "free: nobody has its IOMMU group open"),
+    "not_viable": (virtual.UNKNOWN, "unknown: its IOMMU group isn't viable"),
+}
+
+
+def _function(function: JsonObject) -> model.Device:
+    """Return a function that is recorded for virtual machines, as the checks have asked the kernel about it."""
+    answer = text(function.get("state"), NAME)
+    state, holder = _GROUPS.get(answer, (virtual.UNKNOWN, "unknown: the kernel didn't say"))
+    return model.Device(
+        address=text(function.get("address"), NAME),
+        name="recorded function",
+        kind=model.FUNCTION,
+        group=text(function.get("group"), NAME),
+        state=state,
+        holder=holder,
+    )
 
 
 def _checked_pod(pod: JsonObject) -> model.Pod:
@@ -255,7 +279,7 @@ def _both(checked: list[model.Node], given: list[model.Node]) -> list[model.Node
                 cards=tuple(_both_cards(card, other.cards) for card in node.cards) or other.cards,
                 pending=tuple(pod for pod in other.pending if pod.name not in placed),
                 resources=other.resources,
-                devices=other.devices,
+                devices=other.devices or node.devices,
                 problem=other.problem,
                 limit=node.limit or other.limit,
             )

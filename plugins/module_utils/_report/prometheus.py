@@ -13,7 +13,7 @@ import datetime
 import typing as t
 
 from .._allocation import virtual
-from .model import FINDING_LEVELS, LEVELS, Card, Node, View
+from .model import FINDING_LEVELS, FUNCTION, LEVELS, Card, Node, View
 
 Sample = tuple[dict[str, str], float]
 
@@ -71,7 +71,7 @@ def _devices(view: View) -> t.Iterator[tuple[str, str, list[Sample]]]:
     """Yield the metrics of cards and vGPUs for virtual machines; of one whose holder is unknown only that."""
     samples: list[Sample] = []
     counts: dict[tuple[str, str, str], int] = {}
-    for node, device in view.devices:
+    for node, device in (row for row in view.devices if row[1].kind != FUNCTION):
         place = {"node": node.name, "address": device.address, "uuid": device.uuid, "kind": device.kind}
         if device.state != virtual.UNKNOWN:
             samples.append((place, int(device.state == virtual.HELD)))

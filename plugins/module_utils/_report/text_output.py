@@ -19,7 +19,7 @@ BAR = 20
 
 def render(view: View) -> str:
     allocated = [_cards(view), _devices(view), _waiting(view)]
-    parts = [_findings(view), _checks(view), _transient(view)] if view.checked else allocated
+    parts = [_findings(view), _checks(view), _devices(view), _transient(view)] if view.checked else allocated
     return "\n".join([*(part for part in parts if part), _result(view)])
 
 

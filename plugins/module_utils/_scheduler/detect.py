@@ -13,9 +13,9 @@ import typing as t
 from .._allocation import allocators, cluster, foreign_bindings, node_backends, node_software
 from .._allocation.allocators import CLAIMS_SINCE, DRA, release
 from .._allocation.node_backends import OPENSHIFT_LABEL, is_control_plane
-from .._contracts import claim_templates, model
+from .._contracts import claim_templates, model, virtual
 from .._contracts import claims as dra
-from .._contracts.backends import GPUSHARE, HAMI, KATA, LABEL, NVIDIA, OPERATOR, VIRTUAL
+from .._contracts.backends import GPUSHARE, HAMI, KATA, LABEL, NVIDIA, OPERATOR, RESTRICTED, VIRTUAL
 from .._contracts.gpushare import NODE_LABEL, ContractError, pod_node
 from .._core.errors import BadInput
 from .._core.types import JsonObject
@@ -416,12 +416,14 @@ def _backends(
 def _kubevirt(kube: Kube, wanted: t.Iterable[JsonObject], state: cluster.Cluster) -> tuple[bool, bool]:
     """Return whether the cluster has KubeVirt, and whether it permits cards by this collection's entries.
 
-    It isn't looked for where no node has, or is to have, cards for virtual machines.
+    It isn't looked for where no node has, or is to have, cards for virtual machines, and no node runs KubeVirt's.
 
     :param wanted: rows as ``WANTED``.
     """
     asked = any(row["backend"] in VIRTUAL or row.get("cards") for row in wanted)
-    if not asked and not any(node.labels.get(LABEL) in VIRTUAL for node in state.nodes):
+    # Entries outlast the variables of a node that had given away some of its cards.
+    had = any(node.labels.get(LABEL) in VIRTUAL or virtual.SCHEDULABLE in node.labels for node in state.nodes)
+    if not asked and not had:
         return False, False
     try:
         live = kubevirt.find(kube)
@@ -495,7 +497,9 @@ def _parts(
     namespaces = kube.list_all("v1", "Namespace", label_selector=LABEL)
     labelled = {(item["metadata"].get("labels") or {}).get(LABEL) for item in namespaces}
     operator = OPERATOR in labelled
-    labelled |= {node.labels.get(LABEL) for node in state.nodes}
+    # A kubelet labels its own node as it likes: what is there is removed by its name, which may be somebody else's.
+    given = [(node.labels.get(LABEL), node.labels.get(RESTRICTED)) for node in state.nodes]
+    labelled |= {value for value, restricted in given if value == restricted}
     labelled |= {NVIDIA for operator in state.operators if operator["changed"]}
     namespace = str(options["namespace"])
     daemon_sets = kube.list_all("apps/v1", "DaemonSet", namespace=namespace)

@@ -252,8 +252,8 @@ def create(
         have = card(machine, address)
         _remember(machine, have)
     names = _names(have)
-    known: list[Place] = [
-        {"function": place["function"], "key": place["key"], "type": names.get(place["type"], place["type"])}
+    known = [
+        Place(function=place["function"], key=place["key"], type=names.get(place["type"], place["type"]))
         for place in places
     ]
     queue = sorted(known, key=lambda place: (_largest_first(place["type"]), place["function"], place["key"]))

@@ -17,6 +17,7 @@ from ...module_utils._core.paths import file_path
 from ...module_utils._core.untrusted import line
 from .archive import FOLDERS, Contents, Entry
 from .needed import Item
+from .programs import Watch
 from .store import Failed, Store
 from .web import LARGEST, Fetch
 
@@ -46,10 +47,12 @@ class Artifact(abc.ABC):
 
     :ivar name: for the user.
     :ivar items: those of the list that it brings.
+    :ivar watch: is told how far it is while a program brings it.
     """
 
     name: str
     items: tuple[Item, ...]
+    watch: Watch | None = None
 
     @property
     def size(self) -> int | None:

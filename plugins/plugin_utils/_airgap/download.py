@@ -31,6 +31,7 @@ from .download_images import UNFINISHED, Registry, images
 from .download_python import MACHINES, OWN, Collections, Own, script, target, wheels
 from .layout import BLOBS, INDEX, LAYOUT, blob_path
 from .needed import CHART, COLLECTION, FILE, IMAGE, OPERATOR, WHEEL, Item
+from .package_sets import MachineFacts, parsed
 from .programs import Run, run
 from .progress import Progress, Tell
 from .store import Failed, Store
@@ -152,8 +153,15 @@ def _refuse_same_names(files: t.Sequence[Local]) -> None:
             raise BadInput(f"{other} and {file.path} can't have the same name in an archive: rename one of them")
 
 
-def listed(path: str) -> list[Item]:
-    """Return the items of a list that playbook airgap_list.yml has written in format yaml.
+class Listed(t.NamedTuple):
+    """A list that came from a file."""
+
+    items: list[Item]
+    machines: list[MachineFacts]
+
+
+def listed(path: str) -> Listed:
+    """Return a list that playbook airgap_list.yml has written in format yaml.
 
     :raises BadInput: it can't be read, or isn't one.
     """
@@ -165,7 +173,8 @@ def listed(path: str) -> list[Item]:
         known = yaml.load(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         if not isinstance(known, dict) or known.get("format") != archive.FORMAT or not known.get("items"):
             raise ValueError("it has no items of format 1")
-        return [archive.item_of(row) for row in known["items"]]
+        machines = [parsed(row) for row in known.get("machines") or ()]
+        return Listed([archive.item_of(row) for row in known["items"]], machines)
     except OSError as error:
         raise BadInput(f"airgap_needed: {path} can't be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError) as error:
@@ -367,6 +376,7 @@ class Download:
         progress = Progress(self._tell, [artifact.size for artifact in artifacts])
         for artifact in artifacts:
             progress.begin(artifact.name)
+            artifact.watch = progress.within
             try:
                 with self.store.work() as work:
                     brought = artifact.fetch(self.store, work)

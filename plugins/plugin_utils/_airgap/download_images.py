@@ -19,7 +19,7 @@ from .artifacts import Artifact, Held, entry, sorted_files
 from .layout import blob_path
 from .manifests import MANIFESTS, OCI, Descriptor, Document, document, typed_document
 from .needed import Item
-from .programs import NOT_INSTALLED, TIMED_OUT, Run, last_words
+from .programs import NOT_INSTALLED, TIMED_OUT, Run, Watch, last_words
 from .store import SPARE, Failed, Store
 
 # Seconds: a manifest, and a whole image.
@@ -52,17 +52,19 @@ class Registry:
             self._known[reference] = done.out.encode()
         return self._known[reference]
 
-    def copy(self, source: str, target: str) -> None:
+    def copy(self, source: str, target: str, watch: Watch | None = None) -> None:
         """Copy an image with all its platforms, whose digests stay.
+
+        :param watch: is told how far it is.
 
         :raises Failed: it can't be copied.
         """
         options = ["--all", "--preserve-digests", "--remove-signatures", "--retry-times", "3"]
         credentials = ["--src-authfile", *self._auth[1:]] if self._auth else []
-        self._run(["copy", "--quiet", *options, *credentials, source, target], IMAGE_SECONDS)
+        self._run(["copy", "--quiet", *options, *credentials, source, target], IMAGE_SECONDS, watch)
 
-    def _run(self, arguments: list[str], seconds: float) -> Done:
-        done = self._program([self._skopeo, *arguments], timeout=seconds)
+    def _run(self, arguments: list[str], seconds: float, watch: Watch | None = None) -> Done:
+        done = self._program([self._skopeo, *arguments], timeout=seconds, watch=watch)
         if done.rc == NOT_INSTALLED:
             raise Failed(
                 "no_skopeo",
@@ -141,9 +143,9 @@ class Image(Artifact):
         if {known.media, *(row.media for row in known.manifests)} <= set(OCI):
             # Blobs that are there already aren't fetched again, those of a killed run as well.
             store.write_images(images)
-            self._registry.copy(source, f"oci:{store.at(IMAGES)}:{COPYING}")
+            self._registry.copy(source, f"oci:{store.at(IMAGES)}:{COPYING}", self.watch)
         else:
-            self._registry.copy(source, f"dir:{work}")
+            self._registry.copy(source, f"dir:{work}", self.watch)
             for file in sorted_files(work):
                 _absorb(store, work, file)
         image = Descriptor(known.media, digest, len(content))

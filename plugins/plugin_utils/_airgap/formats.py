@@ -14,6 +14,7 @@ from ...module_utils._core.types import JsonObject
 from ...module_utils._core.untrusted import line
 from . import needed
 from .needed import KINDS, Inventory, Item
+from .package_sets import facts_of
 
 YAML, PLAIN, OC_MIRROR, HAULER = "yaml", "plain", "oc-mirror", "hauler"
 # What each takes; of the rest the head says how much there is.
@@ -88,13 +89,15 @@ def _head(form: str, items: t.Sequence[Item]) -> str:
 
 
 def _dumped(*documents: t.Any) -> str:
-    return yaml.dump_all(documents, Dumper=_Plain, sort_keys=False, width=1000, explicit_start=True)
+    # Without a first line of three dashes: Hauler would take the comments before it for a document, and warn of it.
+    return yaml.dump_all(documents, Dumper=_Plain, sort_keys=False, width=1000)
 
 
 def _yaml(items: t.Sequence[Item], inventory: Inventory) -> str:
     known = {"kubernetes": inventory.kubernetes, "openshift": inventory.openshift}
     rows = [{**item, "bytes": size(item)} for item in items]
-    return _dumped({"format": 1, **known, "totals": totals(items), "items": rows})
+    machines = [facts_of(machine) for machine in inventory.machines]
+    return _dumped({"format": 1, **known, "totals": totals(items), "items": rows, "machines": machines})
 
 
 def _lines(items: t.Sequence[Item], _inventory: Inventory) -> str:

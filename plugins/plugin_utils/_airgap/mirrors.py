@@ -225,6 +225,8 @@ class _Asker:
         answer = self._registries.manifest(HUB.get(registry, registry), repository, digest or tag, until)
         if not _is_there(answer):
             return Found(item, MISSING, "it isn't there", answer.plain)
+        if digest and digest != f"sha256:{hashlib.sha256(answer.content).hexdigest()}":
+            return Found(item, MISSING, f"there is another image, whose digest isn't {line(digest, 80)}", answer.plain)
         try:
             platforms = {row.architecture for row in document(answer.content).manifests}
         except ValueError as error:

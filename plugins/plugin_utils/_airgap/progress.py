@@ -1,7 +1,7 @@
 # Copyright (c) the kubegpu.share authors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A line for each artifact that is fetched or copied: its number and bytes, and how far all of them are. Pure."""
+"""A line for each artifact that is fetched or copied, and for how far a large one is. Pure."""
 
 from __future__ import annotations
 
@@ -23,13 +23,29 @@ class Progress:
         self._sizes = list(sizes)
         self._number = 0
         self._done = 0
+        self._name = ""
 
     def begin(self, name: str) -> None:
         """Print the line of the next artifact: ``2 of 5: image x:1 (410 MB; 1200 of at least 8400 MB done)``."""
         size = self._sizes[self._number]
         self._number += 1
+        self._name = name
         own = "size unknown" if size is None else f"{size / MB:.0f} MB"
         self._tell(f"{self._number} of {len(self._sizes)}: {name} ({own}; {self._so_far()})")
+
+    def within(self, written: int | None) -> None:
+        """Print how far the artifact is: ``2 of 5: image x:1: 130 of 410 MB so far``.
+
+        :param written: bytes that the program which brings it has written; a little more than it has brought.
+        """
+        size = self._sizes[self._number - 1]
+        if written is None:
+            shown = "still being copied"
+        elif size is None:
+            shown = f"{written / MB:.0f} MB so far"
+        else:
+            shown = f"{min(written, size) / MB:.0f} of {size / MB:.0f} MB so far"
+        self._tell(f"{self._number} of {len(self._sizes)}: {self._name}: {shown}")
 
     def end(self, size: int) -> None:
         """Count what the artifact has brought, in bytes; the plan had said something else, or nothing."""

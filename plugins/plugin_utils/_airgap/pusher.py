@@ -19,7 +19,7 @@ from ...module_utils._core.untrusted import line
 from . import web
 from .layout import Layout
 from .mirrors import WORDS
-from .programs import NOT_INSTALLED, TIMED_OUT, Run, last_words, run
+from .programs import NOT_INSTALLED, TIMED_OUT, Run, Watch, last_words, run
 from .progress import Progress, Tell
 from .push import Registry, Target
 
@@ -28,6 +28,8 @@ ASKING, COPYING = 300.0, 4 * 3600.0
 TRIES = 3
 # What skopeo says of a registry that refuses.
 _DENIED = ("denied", "unauthorized", "forbidden", "authentication required", "401", "403")
+# What registries say that have no room, each in its own words; one whose disk is full may say no more than 500.
+_FULL = ("no space left", "insufficient storage", "quota", "507", "500 internal server error")
 
 # Digest by target; empty where the registry has none of this name.
 Known = dict[Target, str]
@@ -143,7 +145,7 @@ class Pusher:
             progress = Progress(self._tell, [self._bytes[change.step] for change in plan.changes])
             for number, change in enumerate(plan.changes, 1):
                 progress.begin(change.header)
-                self._copy(change.step, options, len(plan.changes) - number)
+                self._copy(change.step, options, len(plan.changes) - number, progress.within)
                 progress.end(self._bytes[change.step])
 
     @contextlib.contextmanager
@@ -160,14 +162,14 @@ class Pusher:
             shutil.copyfile(self._access.authority, os.path.join(folder, "authority.crt"))
             yield [*options, "--dest-cert-dir", folder]
 
-    def _copy(self, target: Target, options: t.Sequence[str], later: int) -> None:
+    def _copy(self, target: Target, options: t.Sequence[str], later: int, watch: Watch) -> None:
         with self._layout.view(target.image) as source:
             place = f"{self._registry.host}/{target.repository}"
             place += f":{target.tag}" if target.tag else f"@{target.digest}"
             # What says whose images are accepted is for images that are pulled; the archive's signature was verified.
             command = [self._skopeo, "--insecure-policy", "copy", "--all", "--preserve-digests"]
             command += ["--retry-times", str(TRIES), *options, f"oci:{source}", f"docker://{place}"]
-            done = self._program(command, timeout=COPYING)
+            done = self._program(command, timeout=COPYING, watch=watch)
         if done.rc == NOT_INSTALLED:
             raise BadInput(
                 f"airgap_skopeo: there is no {self._skopeo} on this machine: install skopeo", code="no_skopeo"
@@ -184,6 +186,8 @@ class Pusher:
                 hint = (
                     f": the credentials have to allow writing there, and Harbor needs the project {line(project)} first"
                 )
+            elif any(word in words.lower() for word in _FULL):
+                hint = f": make room on the disk of {self._registry.host}, or raise its quota; its log says which it is"
             raise ShareError(
                 f"airgap_registry: {place} wasn't taken ({words}){hint}; {later} more images were still to be copied, "
                 "and the next run goes on there",

@@ -91,6 +91,9 @@ KUBEVIRT = f"{BACKENDS}.parts.kubevirt | default(false)"
 KATAS = f"{BACKENDS}.parts.kata | default(false)"
 KATAS_LEAVE = f"{BACKENDS}.leaving.kata | default(false)"
 KATAS_PLUGIN = {"sandbox_device_plugin_kind": "kata"}
+# NVIDIA's device plugin announces the cards to KubeVirt.
+EXTERNAL = f"{KUBEVIRT} and kubevirt_devices_external_provider | default(false) | bool"
+KUBEVIRTS_PLUGIN = {"sandbox_device_plugin_kind": "kubevirt"}
 KUBEVIRT_LEAVES = f"{BACKENDS}.leaving.kubevirt | default(false)"
 OPERATOR = f"{BACKENDS}.software.installs | default(false)"
 
@@ -165,6 +168,8 @@ STAGES = (
         (
             Entry("passthrough", when=VIRTUAL, tasks="nodes"),
             Entry("kubevirt_devices", when=KUBEVIRT),
+            Entry("sandbox_device_plugin", {**KUBEVIRTS_PLUGIN, "sandbox_device_plugin_step": "cluster"}, EXTERNAL),
+            Entry("sandbox_device_plugin", {**KUBEVIRTS_PLUGIN, "sandbox_device_plugin_step": "nodes"}, EXTERNAL),
             Entry("kata", {"kata_step": "cluster"}, KATAS),
             Entry("sandbox_device_plugin", {**KATAS_PLUGIN, "sandbox_device_plugin_step": "cluster"}, KATAS),
             Entry("sandbox_device_plugin", {**KATAS_PLUGIN, "sandbox_device_plugin_step": "nodes"}, KATAS),
@@ -177,6 +182,9 @@ STAGES = (
         (),
         (
             Entry("kubevirt_devices", {"kubevirt_devices_state": "absent"}, KUBEVIRT_LEAVES),
+            Entry(
+                "sandbox_device_plugin", {**KUBEVIRTS_PLUGIN, "sandbox_device_plugin_step": "remove"}, KUBEVIRT_LEAVES
+            ),
             Entry("sandbox_device_plugin", {**KATAS_PLUGIN, "sandbox_device_plugin_step": "remove"}, KATAS_LEAVE),
             Entry("kata", {"kata_step": "remove"}, KATAS_LEAVE),
             Entry("gpushare", {"gpushare_component": "dra", **ABSENT}, DRA_LEAVES),

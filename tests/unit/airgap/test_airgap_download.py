@@ -84,11 +84,11 @@ class Registry:
         }
         self.skopeo = real_skopeo.program()
 
-    def run(self, argv, timeout=60, folder=None, also=None):
+    def run(self, argv, timeout=60, folder=None, also=None, watch=None):
         """Runs programs, skopeo with this registry's settings."""
         if argv[0] != "skopeo":
-            return programs.run(argv, timeout, folder, also)
-        return programs.run([self.skopeo, *argv[1:]], timeout, folder, self.environment)
+            return programs.run(argv, timeout, folder, also, watch)
+        return programs.run([self.skopeo, *argv[1:]], timeout, folder, self.environment, watch)
 
     def push(self, name, content, tag="1", kind="oci", size=0):
         """Push an image for two platforms; returns the digest of its index."""
@@ -371,11 +371,46 @@ def test_a_failure_leaves_what_is_there_and_the_next_run_goes_on(tmp_path, regis
         assert [row["code"] for row in e.value.details["failed"]] == [code]
 
 
+@pytest.mark.parametrize(
+    ("answer", "code", "said"),
+    [
+        (Answer(404), "status", "3bf863cc.pub is answered with HTTP 404"),
+        (Answer(503), "status", "3bf863cc.pub is answered with HTTP 503"),
+        (Answer(200, KEY[:2], headers={"Content-Length": "5"}), "truncated", "3bf863cc.pub sent 2 of 5 bytes"),
+        (Answer(200, b"changed"), "other_digest", "it has SHA-256 "),
+        (Answer(0, failure="unreachable"), "unreachable", "3bf863cc.pub: it can't be reached from this machine"),
+        (Answer(0, failure="tls"), "tls", "its certificate isn't one that this machine trusts"),
+    ],
+)
+def test_a_file_that_is_missing_cut_off_or_another_is_one_sentence_and_the_others_come(
+    tmp_path, monkeypatch, answer, code, said
+):
+    make = Made(tmp_path / "a", programs.run)
+    real = fetch
+
+    def failing(url, until, largest=0, headers=None):
+        return answer if url == key()["source"] else real(url, until, largest, headers)
+
+    monkeypatch.setitem(globals(), "fetch", failing)
+    with pytest.raises(ShareError) as raised:
+        make(key(), chart())
+    text = str(raised.value)
+    assert (
+        "\n" not in text and text.startswith("1 of 2 can't be fetched: file debian12/3bf863cc.pub: ") and said in text
+    )
+    assert text.endswith(f"{make.folder} isn't a complete archive yet; what is there stays, and the next run goes on")
+    assert [row["code"] for row in raised.value.details["failed"]] == [code]
+    assert (make.folder / "charts/hami-2.10.0.tgz").read_bytes() == CHART and not (make.folder / "files").exists()
+    monkeypatch.undo()
+    assert make(key(), chart())["changed"] and make.told[0].startswith("1 of 1: file debian12/3bf863cc.pub")
+    assert len(make.read().contents.items) == 2
+
+
 def test_an_index_that_a_registry_changes_under_its_digest_is_refused(tmp_path, registry):
     digest = registry.push("lies/one", "one")
 
-    def lying(argv, timeout=60, folder=None, also=None):
-        done = registry.run(argv, timeout, folder, also)
+    def lying(argv, timeout=60, folder=None, also=None, watch=None):
+        done = registry.run(argv, timeout, folder, also, watch)
         return dataclasses.replace(done, out=done.out.replace("amd64", "arm64")) if "--raw" in argv else done
 
     with pytest.raises(ShareError, match=rf"the registry has sha256:[0-9a-f]+, and the list {digest}"):
@@ -389,13 +424,13 @@ def test_a_killed_run_is_taken_up_where_it_was(tmp_path, registry):
         items.append(image(registry, f"killed/{name}"))
     make = Made(tmp_path / "a", registry.run)
 
-    def deadly(argv, timeout=60, folder=None, also=None):
+    def deadly(argv, timeout=60, folder=None, also=None, watch=None):
         if argv[1] == "copy" and "/two@" in str(argv):
             # Half of the image is there, as skopeo leaves it.
             (make.folder / "work.part/half").write_bytes(b"x")
             (make.folder / "images/oci-put-blob123").write_bytes(b"x")
             os.kill(os.getpid(), signal.SIGKILL)
-        return registry.run(argv, timeout, folder, also)
+        return registry.run(argv, timeout, folder, also, watch)
 
     child = os.fork()
     if not child:
@@ -445,8 +480,8 @@ def test_a_full_disk_is_one_sentence_and_the_next_run_goes_on(tmp_path, registry
 
 
 def test_what_would_fail_in_the_end_is_refused_before_anything_changes(tmp_path, keys):  # noqa: F811
-    def none(argv, timeout=60, folder=None, also=None):
-        return Done(127, "", "") if argv[0] == "skopeo" else programs.run(argv, timeout, folder, also)
+    def none(argv, timeout=60, folder=None, also=None, watch=None):
+        return Done(127, "", "") if argv[0] == "skopeo" else programs.run(argv, timeout, folder, also, watch)
 
     folder = tmp_path / "a"
     with pytest.raises(BadInput, match=r"airgap_signing_key: gpg has no secret key nobody@example\.org"):
@@ -649,14 +684,14 @@ def test_the_controllers_wheels_and_collections_and_its_script(tmp_path, monkeyp
     own = _packed(installed(tmp_path / "own"), str(tmp_path / "kubegpu-share-1.1.0.tar.gz"))
     other = _packed(installed(tmp_path / "other", "other"), str(tmp_path / "other.tar.gz"))
 
-    def program(argv, timeout=60, folder=None, also=None):
+    def program(argv, timeout=60, folder=None, also=None, watch=None):
         # As ansible-galaxy 2.19 does, November 2026: a tarball for each, and a list of them.
         if "galaxy" in argv:
             assert argv[3:7] == ["galaxy", "collection", "download", "kubegpu.other:>=1.0"] and argv[7] == "-p"
             shutil.copy(other, f"{argv[8]}/kubegpu-other-1.1.0.tar.gz")
             Path(argv[8], "requirements.yml").write_text("collections: []\n")
             return Done(0, "", "")
-        return programs.run(argv, timeout, folder, also)
+        return programs.run(argv, timeout, folder, also, watch)
 
     hashes = [hashlib.sha256(locked.read_bytes()).hexdigest(), "0" * 64]
     table = {"files": {}, "wheels": {"image/nvidia-ml-py": {"sha256": hashes}}}
@@ -928,3 +963,40 @@ def test_each_line_says_how_far_all_of_it_is():
         "2 of 3: b (size unknown; 3 of at least 503 MB done)",
         "3 of 3: c (500 MB; 43 of 543 MB done)",
     ]
+
+
+def test_a_large_one_says_how_far_it_is(tmp_path, monkeypatch, registry):
+    """By what the program has written: of skopeo with a real registry, and of one that writes a while."""
+    monkeypatch.setattr(programs, "LOOK", 0.1)
+    seen = []
+    script = "import sys, time\nfor _ in range(6):\n    sys.stderr.write('x' * 1000000)\n    time.sleep(0.2)"
+    done = programs.run([sys.executable, "-c", script], watch=seen.append)
+    assert done.rc == 0 and len(done.err) > 0 and len(seen) >= 4
+    assert seen == sorted(seen) and 0 < seen[-2] < 12_000_000
+    # Without it a program is only waited for, and what doesn't end is ended as before.
+    assert programs.run(["sleep", "5"], timeout=0.3, watch=seen.append).rc == programs.TIMED_OUT
+    registry.push("large/one", "one", size=12 << 20)
+    monkeypatch.setattr(programs, "LOOK", 0.02)
+    make = Made(tmp_path / "a", registry.run)
+    make(image(registry, "large/one"))
+    first, *others = make.told
+    assert "size unknown" in first and others and all(row.endswith(" MB so far") for row in others), make.told
+
+
+def test_how_far_a_large_one_is_has_no_more_than_all_of_it():
+    told = []
+    count = progress.Progress(told.append, [2_000_000_000, None])
+    count.begin("a")
+    for written in (0, 500_000_000, 2_100_000_000, None):
+        count.within(written)
+    count.end(2_000_000_000)
+    count.begin("b")
+    count.within(7_000_000)
+    assert [row.rpartition(": ")[2] for row in told if "done" not in row] == [
+        "0 of 2000 MB so far",
+        "500 of 2000 MB so far",
+        "2000 of 2000 MB so far",
+        "still being copied",
+        "7 MB so far",
+    ]
+    assert told[1].startswith("1 of 2: a: ") and told[-1] == "2 of 2: b: 7 MB so far"

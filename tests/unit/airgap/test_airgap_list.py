@@ -318,6 +318,7 @@ def test_real_helm_makes_of_the_charts_only_images_of_the_list(name, tmp_path):
         "hami": "hami/standin_chart",
         "nvidia-device-plugin": "nvidia/chart",
         "dcgm-exporter": "nvidia/exporter_chart",
+        "gpu-operator": "openshift/operator_chart",
     }
     helm = PINS.find_helm()
     if ARCHIVES:

@@ -311,6 +311,18 @@ def test_where_a_registry_redirects_nobody_asks_for_its_credentials(server):
         assert seen == ["Basic eDp5"]
 
 
+def test_a_registry_that_answers_for_a_digest_with_another_image_hasnt_it(server):
+    content = manifest("amd64", "arm64")[2]
+    own, other = f"sha256:{served.sha256(content)}", f"sha256:{'0' * 64}"
+    server.files |= dict.fromkeys((f"/v2/hami/manifests/{own}", f"/v2/hami/manifests/{other}"), content)
+    known = of(machine("debian-12"), backends=("hami",))
+    [item] = [item for item in needed(LIST, known) if item["id"] == "images/hami"]
+    rows = [{**item, "place": f"{server.address}/hami@{digest}"} for digest in (own, other)]
+    found = [mirrors.ask([row], 10, insecure=[server.address])[0] for row in rows]
+    assert [each.state for each in found] == ["present", "missing"]
+    assert found[1].reason == f"there is another image, whose digest isn't {other}"
+
+
 def test_a_header_that_never_ends_takes_no_longer_than_the_answer_may():
     with socket.create_server(("127.0.0.1", 0)) as listening:
 

@@ -249,7 +249,10 @@ def test_oc_mirror_takes_images_by_tag_and_the_operator():
 
 def test_hauler_takes_images_charts_and_files():
     known = of(machine("rocky-9"), backends=["hami"])
-    documents = list(yaml.safe_load_all(formats.text("hauler", needed(LIST, known), known)))
+    text = formats.text("hauler", needed(LIST, known), known)
+    # It reads a document up to a line of three dashes, and warns of one without apiVersion.
+    assert all("\napiVersion: " in f"\n{part}" for part in text.split("\n---\n")) and "\n---\n" in text
+    documents = list(yaml.safe_load_all(text))
     assert {document["kind"] for document in documents} == {"Images", "Charts", "Files"}
     assert {document["apiVersion"] for document in documents} == {"content.hauler.cattle.io/v1"}
     by_kind = {document["kind"]: document["spec"][document["kind"].lower()] for document in documents}

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import pytest
+import yaml
 from action_plugins import act
 from ansible_collections.kubegpu.share.plugins.action import airgap_packages
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
@@ -27,9 +28,9 @@ from ansible_collections.kubegpu.share.plugins.module_utils._host.system import 
 from ansible_collections.kubegpu.share.plugins.module_utils._mirrors import client, mirror, rpm_lists, types, wanted
 from ansible_collections.kubegpu.share.plugins.module_utils._mirrors.store import Certificates, Store
 from ansible_collections.kubegpu.share.plugins.module_utils._mirrors.wanted import wanted_sets
-from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import formats, mirrored
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import download, formats, mirrored
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.needed import needed
-from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.package_sets import package_sets
+from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.package_sets import facts_of, package_sets
 from lab_repository import apt_root, skip_without
 from ports import free_port, serving
 from test_airgap_needed import LIST, machine, of
@@ -78,7 +79,7 @@ class World(NamedTuple):
             "key_sha256": hashlib.sha256(key.encode()).hexdigest(),
         }
         one = {
-            **{"name": "set-1", "hosts": ["gpu1"], "manager": "apt", "row": "debian_12", "id": "", "version": ""},
+            **{"name": "set-1", "hosts": ["gpu1"], "manager": "apt", "id": "debian", "version": "12"},
             **{"architectures": ["amd64"], "roles": {"airgap-driver": "driver"}, "repositories": [repository]},
             "pins": [{"package": "?*", "pin": "version 580.95.05-*", "priority": 1001}],
             **{"streams": [], "packages": PACKAGES, **more},
@@ -307,7 +308,7 @@ def test_another_distribution_is_refused_before_anything_is_asked(world: World) 
     with pytest.raises(BadInput, match=r"has debian 12 amd64, and the GPU nodes have ubuntu 22.04 amd64: packages are"):
         world.make(id="ubuntu", version="22.04")
     with pytest.raises(BadInput, match="the GPU nodes have debian 11 amd64"):
-        world.make(row="debian_11")
+        world.make(version="11")
     assert not (world.base / "air").exists()
 
 
@@ -462,28 +463,81 @@ def test_the_sources_of_nodes_by_manager() -> None:
 def test_the_sets_of_a_list() -> None:
     known = of(machine("debian-12", "gpu1"), machine("debian-12", "gpu2"), machine("rocky-9", "gpu3"))
     items = needed(LIST, known)
-    sets = package_sets(LIST, items, known.machines)
+    facts = [facts_of(machine) for machine in known.machines]
+    sets = package_sets(LIST, items, facts)
     assert [row["hosts"] for row in sets] == [["gpu1", "gpu2"], ["gpu3"]]
     apt, rpm = sets
-    assert [apt[name] for name in ("manager", "row", "id", "architectures")] == [
-        "apt",
-        "debian_12",
-        "debian",
-        ["amd64"],
-    ]
+    assert [apt[name] for name in ("manager", "id", "version", "architectures")] == ["apt", "debian", "12", ["amd64"]]
     assert apt["roles"] == {"airgap-driver": "driver", "airgap-toolkit": "toolkit"}
     assert {"dkms", "gcc", "linux-headers-6.1.0-10-amd64", "nvidia-driver-cuda=580.95.05-*"} <= set(apt["packages"])
     driver, toolkit = rpm["repositories"]
     assert (driver["signed"], toolkit["signed"]) == (["packages"], ["metadata"])
     assert driver["key_fingerprint"] == LIST["files"]["key/rhel9/D42D0685.pub"]["fingerprint"]
     assert [row["module"] for row in rpm["streams"]] == ["nvidia-driver"]
-    # A list of another run has no facts.
-    without = package_sets(LIST, items)
-    assert [row["row"] for row in without] == ["debian_12", "redhat_9"]
-    assert [row["pins"] for row in without] == [
-        *([{"package": "?*", "pin": "version 580.95.05-*", "priority": 1001}], [])
-    ]
-    assert [row["id"] for row in without] == ["", ""]
+    with pytest.raises(BadInput, match="doesn't say which distribution host gpu3 has: make it again by"):
+        package_sets(LIST, items, facts[:2])
+
+
+def test_a_list_that_was_made_elsewhere_makes_the_same_sets(tmp_path: Path) -> None:
+    """With releases, preferences and module streams, which no item has."""
+    machines = (machine("ubuntu-22.04", "gpu1"), machine("rocky-9", "gpu2"), machine("sles-15", "gpu3"))
+    known = of(*machines)
+    items = needed(LIST, known)
+    (tmp_path / "needed.yml").write_text(formats.text("yaml", items, known))
+    listed = download.listed(str(tmp_path / "needed.yml"))
+    sets = package_sets(LIST, listed.items, listed.machines)
+    assert sets == package_sets(LIST, items, map(facts_of, machines))
+    assert {row["hosts"][0]: row["version"] for row in sets} == {
+        one.host: one.distribution["version"] for one in machines
+    }
+    assert any(row["pins"] for row in sets)
+    assert any(row["streams"] for row in sets)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host", "same"),
+    [
+        # By year and month: 22.10 is another distribution than 22.04.
+        (("ubuntu", "22.04"), "22.04", True),
+        (("ubuntu", "22.04"), "22.10", False),
+        # A service pack.
+        (("sles", "15.6"), "15.6", True),
+        (("sles", "15.6"), "15.5", False),
+        (("opensuse-leap", "15.6"), "15.5", False),
+        # Kernels of a minor release, and the libraries of what is newer.
+        (("rocky", "9.4"), "9.4", True),
+        (("rocky", "9.4"), "9.5", False),
+        (("rhel", "8.10"), "8.1", False),
+        (("debian", "12"), "12", True),
+        (("debian", "12"), "13", False),
+    ],
+)
+def test_a_host_resolves_for_its_own_whole_release(nodes: tuple[str, str], host: str, same: bool) -> None:
+    id_, version = nodes
+    one = {"name": "set-1", "manager": "rpm", "id": id_, "version": version, "architectures": ["amd64"]}
+    given = {"sets": [{**one, "packages": ["gcc"]}]}
+    facts = {"id": id_, "version": host, "major": int(host.partition(".")[0]), "family": "any", "arch": "amd64"}
+    if same:
+        assert len(wanted_sets(given, facts, "rpm")) == 1
+        return
+    with pytest.raises(BadInput, match=f"has {id_} {host} amd64, and the GPU nodes have {id_} {version} amd64:"):
+        wanted_sets(given, facts, "rpm")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *({"host": 1}, {"version": 22.04}, {"pins": None}, {"pins": [{"package": "x"}]}, {"streams": ["a"]}),
+        {"streams": [{"module": "m", "stream": "s", "switch": "yes"}]},
+    ],
+)
+def test_a_machine_of_a_list_is_one(tmp_path: Path, damage: dict[str, Any]) -> None:
+    known = of(machine("rocky-9", "gpu1"))
+    content = yaml.safe_load(formats.text("yaml", needed(LIST, known), known))
+    content["machines"][0] |= damage
+    (tmp_path / "needed.yml").write_text(yaml.safe_dump(content))
+    with pytest.raises(BadInput, match=r"airgap_needed: .*needed\.yml isn't a list"):
+        download.listed(str(tmp_path / "needed.yml"))
 
 
 def test_the_action_gives_the_module_the_sets_of_a_list_and_what_is_to_be_taken_too(
@@ -503,6 +557,6 @@ def test_the_action_gives_the_module_the_sets_of_a_list_and_what_is_to_be_taken_
     assert "locales" in packages
     assert packages.count("gcc") == 1
     # They are what the module takes.
-    assert len(wanted_sets(arguments, {"id": "debian", "major": 12, "family": "debian", "arch": "amd64"}, "apt")) == 1
+    assert len(wanted_sets(arguments, {"id": "debian", "version": "12", "arch": "amd64"}, "apt")) == 1
     done, executed = act(airgap_packages, {**given, "needed": str(tmp_path / "images")}, monkeypatch)
     assert (done["changed"], executed) == (False, [])

@@ -16,6 +16,7 @@ import lzma
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -33,6 +34,8 @@ import pytest
 import real_skopeo
 import served as fake
 import yaml
+from action_plugins import load
+from ansible_collections.kubegpu.share.plugins.action import airgap_files
 from ansible_collections.kubegpu.share.plugins.module_utils._core import plan, tar_headers
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
@@ -43,6 +46,7 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import (
     mirrors,
     named,
     pack,
+    programs,
     push,
     repositories,
     served,
@@ -602,7 +606,9 @@ def test_a_registry_that_refuses_is_named_with_what_helps(tmp_path, small, regis
         # Harbor's words for a project that isn't there, and for an account that may not write.
         ("denied: requested access to the resource is denied", "Harbor needs the project r.example.org/gpu first"),
         ("unauthorized: project gpu not found", "Harbor needs the project r.example.org/gpu first"),
-        ("writing blob: no space left on device", ""),
+        ("writing blob: no space left on device", "make room on the disk of r.example.org, or raise its quota"),
+        ("received unexpected HTTP status: 500 Internal Server Error", "make room on the disk of r.example.org"),
+        ("connection reset by peer", ""),
     ],
 )
 def test_an_image_that_isnt_taken_says_what_helps_and_how_many_are_left(small, said, hint):
@@ -612,8 +618,9 @@ def test_an_image_that_isnt_taken_says_what_helps_and_how_many_are_left(small, s
     targets = push.targets(found.contents.items, where)
     words = []
 
-    def program(argv, timeout=60, folder=None, also=None):
+    def program(argv, timeout=60, folder=None, also=None, watch=None):
         words.append(argv)
+        watch(1_000_000_000)
         return Done(1, "", f'time="2026-11-30T00:00:00Z" level=fatal msg="{said}"\n')
 
     def fetch(_url, _until, _largest=0, headers=None):
@@ -634,11 +641,121 @@ def test_an_image_that_isnt_taken_says_what_helps_and_how_many_are_left(small, s
     with pytest.raises(ShareError) as raised:
         plan.run(pusher, False)
     text = str(raised.value)
-    assert said in text and hint in text and ("Harbor" in text) == bool(hint)
+    assert said in text and hint in text and ("Harbor" in text) == ("Harbor" in hint)
+    assert ("make room" in text) == ("make room" in hint)
     assert "1 more images were still to be copied, and the next run goes on there" in text
-    assert len(words) == len(told) == 1 and told[0].startswith("1 of 2: r.example.org/gpu/")
+    assert len(words) == 1 and [row[:25] for row in told] == ["1 of 2: r.example.org/gpu/"[:25]] * 2
+    # Never more than there is.
+    assert told[1].endswith(": 0 of 0 MB so far")
     assert raised.value.details["code"] == "not_taken" and raised.value.details["changed"]
     assert {"--all", "--preserve-digests", "--dest-authfile", "auth.json"} <= set(words[0])
+
+
+@contextlib.contextmanager
+def small_disk(place, megabytes):
+    """A file system of its own; yields what changes its size."""
+    place.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}M", "none", place]).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield lambda size: subprocess.run(["mount", "-o", f"remount,size={size}M", place], check=True)
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+def pushed_into(running, small, program, skopeo):
+    found = archive.read(small.close(), "")
+    where = push.registry(f"{running.host}/gpu")
+    targets = push.targets(found.contents.items, where)
+    layout = Layout(found.folder, found.sums.get)
+    access = Access(running.auth_file, running.authority)
+    return plan.run(Pusher(where, targets, layout, access, skopeo, lambda _text: None, program), False)
+
+
+def test_a_full_disk_of_the_registry_is_one_sentence_and_the_next_run_goes_on(tmp_path, small, skopeo):
+    with small_disk(tmp_path / "disk", 8) as resize, real_skopeo.registry(tmp_path / "disk/r") as running:
+        with (tmp_path / "disk/filler").open("wb") as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+                file.flush()
+        with pytest.raises(ShareError) as raised:
+            pushed_into(running, small, programs.run, skopeo)
+        text = str(raised.value)
+        assert "\n" not in text and f"{running.host}/gpu/projecthami/hami:v2.10.0 wasn't taken" in text, text
+        assert f"make room on the disk of {running.host}" in text and "the next run goes on there" in text, text
+        assert running.manifest("gpu/projecthami/hami", "v2.10.0") == b""
+        resize(64)
+        assert pushed_into(running, small, programs.run, skopeo)["changed"]
+        assert not pushed_into(running, small, programs.run, skopeo)["changed"]
+        assert running.manifest("gpu/projecthami/hami", "v2.10.0")
+
+
+def test_a_killed_push_leaves_no_image_and_the_next_run_goes_on(tmp_path, small, registry, skopeo):
+    """Killed between the blobs, which are there, and the manifest that names them."""
+    small.take([item for item in needed(LIST, inventory()) if item["id"] == "images/kube-scheduler"])
+
+    def deadly(argv, timeout=60, folder=None, also=None, watch=None):
+        if "hami" in argv[-1]:
+            place = argv[-1].replace("gpu/projecthami", "gpu/killed/projecthami")
+            programs.run([*argv[:-1], place], timeout, folder, also, watch)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return programs.run(argv, timeout, folder, also, watch)
+
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            pushed_into(registry, small, deadly, skopeo)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    small_again = pushed_into(registry, small, programs.run, skopeo)
+    assert small_again["changed"]
+    assert not pushed_into(registry, small, programs.run, skopeo)["changed"]
+
+
+def test_a_full_disk_of_the_server_of_files_is_one_sentence_and_its_last_files_stay(tmp_path):
+    from ansible_collections.kubegpu.share.plugins.module_utils._host.file_tree import Tree
+
+    def wanted(*texts):
+        return {f"files/{number}": fake.sha256(text) for number, text in enumerate(texts)}
+
+    def come(tree, *texts):
+        source = tmp_path / "come"
+        shutil.rmtree(source, ignore_errors=True)
+        source.mkdir()
+        for text in texts:
+            (source / fake.sha256(text)).write_bytes(text)
+        tree.take(str(source))
+
+    small_file, large = b"old", os.urandom(3 << 20)
+    with small_disk(tmp_path / "disk", 2) as resize:
+        folder = tmp_path / "disk/served"
+        old = Tree(str(folder), wanted(small_file))
+        come(old, small_file)
+        old.place()
+        new = Tree(str(folder), wanted(large))
+        with pytest.raises(BadInput) as raised:
+            come(new, large)
+        assert str(raised.value) == (
+            f"airgap_files_folder: the disk of {folder} is full: make room there, and run it again, which goes on; "
+            "what is served hasn't changed"
+        )
+        assert (folder / "files/0").read_bytes() == small_file and old.observe()["missing"] == []
+        resize(16)
+        come(new, large)
+        new.place()
+        assert (folder / "files/0").read_bytes() == large and new.observe()["missing"] == []
+
+
+def test_the_action_refuses_a_disk_that_is_too_small_before_a_file_is_copied(tmp_path, small, monkeypatch):
+    seen = {"missing": ["charts/index.yaml"], "stale": [], "have": [], "free": 1 << 20}
+    action = load(airgap_files, {"folder": small.close(), "path": "/var/lib/x"})
+    asked = []
+    monkeypatch.setattr(action, "_execute_module", lambda module_args, task_vars: asked.append(module_args) or seen)
+    monkeypatch.setattr(action, "_remove_tmp_path", lambda *_arguments: None)
+    done = action.run(task_vars={})
+    words = "airgap_files_folder: /var/lib/x needs 64 MiB, and 1 MiB are free there: make room, or name another folder"
+    assert done["failed"] and done["msg"] == f"{words}; nothing was changed there"
+    assert [one["state"] for one in asked] == ["observed"]
 
 
 def test_the_server_of_files_keeps_its_last_files_when_a_part_is_missing(tmp_path):

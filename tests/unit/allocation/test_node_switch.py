@@ -45,7 +45,8 @@ def pod(name, limits=None, on="gpu1", owners=tuple(OWNED), phase="Running", labe
 
 def server(namespace, label, value, kind="DaemonSet"):
     """A pod of an allocator's device plugin."""
-    return pod("s", owners=[{"kind": kind, "name": "d", "controller": True}], labels={label: value}, namespace=namespace)
+    owner = {"kind": kind, "name": "d", "controller": True}
+    return pod("s", owners=[owner], labels={label: value}, namespace=namespace)
 
 
 def claim(name, user, driver=OURS, pool="gpu1"):

@@ -18,6 +18,11 @@ OURS = {
 }
 
 
+DAEMON_SET = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d"}
+POLICY = {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "name": "p"}
+DATABASE = {"apiVersion": "db.example.org/v1", "kind": "Database", "name": "theirs"}
+
+
 def thing(kind, name, api_version="v1", **more):
     metadata = {"name": name, "namespace": "gpushare-system", **more.pop("metadata", {})}
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **more}
@@ -33,7 +38,10 @@ def remove(kube, check=False):
         thing("ConfigMap", "kube-root-ca.crt"),
         thing("ConfigMap", "openshift-service-ca.crt"),
         thing("Secret", "default-token-x", type="kubernetes.io/service-account-token"),
-        thing("Pod", "p", metadata={"ownerReferences": [{"kind": "DaemonSet", "name": "d"}]}),
+        thing("Pod", "p", metadata={"ownerReferences": [DAEMON_SET]}),
+        thing(
+            "ConfigMap", "c", metadata={"ownerReferences": [{"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy"}]}
+        ),
         thing("Pod", "p", metadata={"deletionTimestamp": "2026-01-01T00:00:00Z"}),
     ],
     ids=lambda one: one["metadata"]["name"],
@@ -54,8 +62,12 @@ def test_namespace_with_default_objects_is_deleted(other):
         thing("PersistentVolumeClaim", "theirs"),
         thing("Deployment", "theirs", "apps/v1"),
         thing("CronJob", "theirs", "batch/v1"),
+        # An operator's, whose resource isn't looked for, and which would be deleted with them.
+        thing("Deployment", "theirs", "apps/v1", metadata={"ownerReferences": [DATABASE]}),
+        thing("Secret", "theirs", type="Opaque", metadata={"ownerReferences": [DATABASE]}),
+        thing("Pod", "theirs", metadata={"ownerReferences": [DAEMON_SET, DATABASE]}),
     ],
-    ids=lambda one: one["kind"],
+    ids=lambda one: one["kind"] + "-owned" * bool(one["metadata"].get("ownerReferences")),
 )
 def test_namespace_with_objects_of_others_is_kept(other):
     kube = FakeKube(SPACE, OURS, other)

@@ -25,6 +25,7 @@ def planned(*nodes, **given):
             "nodes": names,
             "alias": "pgpu",
             "resources": [],
+            "selectors": {},
             "facts": dict(zip(names, nodes, strict=True)),
         },
         **{"live": [live(name) for name in names], "pods": [], "policies": [], "assume_bound": False},
@@ -195,3 +196,23 @@ def test_files_of_a_running_plugin_stay():
     with pytest.raises(ShareError, match="process 77"):
         work(system, GIVEN, False)
     assert "/var/run/cdi/nvidia.com-pgpu.yaml" in system.files
+
+
+def test_a_node_announces_its_own_models_and_vgpus_to_kubevirt_in_their_numbers():
+    """A resource of another node's model would be waited for in vain."""
+    types = [{"id": "nvidia-592", "name": "NVIDIA A10-12Q", "available": 0}]
+    made = [{"uuid": uuid, "type": "nvidia-592"} for uuid in ("a", "b")]
+    divided = {**facts(), "gpus": [{"vgpu_host": {"types": types, "vgpus": made}}]}
+    selectors = {
+        **{"10de:2236": "nvidia.com/GA102GL_A10", "10DE:2330": "nvidia.com/GH100_H100_SXM5_80GB"},
+        "NVIDIA A10-12Q": "nvidia.com/NVIDIA_A10-12Q",
+    }
+    seen = planned(facts(*CARDS), divided, kind="kubevirt", selectors=selectors)
+    assert not seen["problems"], seen
+    assert {group["nodes"][0]: group["resources"] for group in seen["groups"]} == {
+        "gpu1": {"nvidia.com/GA102GL_A10": len(CARDS)},
+        "gpu2": {"nvidia.com/NVIDIA_A10-12Q": 2},
+    }
+    # Of Kata there are no vGPUs.
+    assert codes(planned(divided, selectors=selectors)) == ["none_bound"]
+    assert codes(planned(facts(*CARDS), kind="kubevirt", selectors={"10DE:2330": "nvidia.com/x"})) == ["no_resource"]

@@ -76,7 +76,7 @@ def make_mirror(tree: Tree, **more: Any) -> dict[str, Any]:
     repository |= {"components": [], "architectures": [], "targets": [], "signed": ["packages"]}
     stream = {"module": "nvidia-driver", "stream": "580-open", "switch": True}
     one = {
-        **{"name": "set-1", "hosts": ["gpu-node-1"], "manager": "rpm", "row": "", "architectures": ["amd64"]},
+        **{"name": "set-1", "hosts": ["gpu-node-1"], "manager": "rpm", "architectures": ["amd64"]},
         **{"id": name, "version": version},
         "roles": {"cuda": "driver"},
         "repositories": [repository],

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pci_machine
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._node import gpus
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough import facts as passthrough_facts
 from own_cluster import ROOT, controllers, run_playbook, until
 from plan_kit import facts
@@ -448,7 +449,7 @@ def node_facts(tmp_path, *bound):
         stand_in.present(*bound)
     found = facts("debian-12-bare", Path(tempfile.mkdtemp(dir=tmp_path)))
     found["iommu"]["groups"] = 20
-    return {**found, "passthrough": passthrough_facts.facts(stand_in)}
+    return {**found, "gpus": gpus.pci(stand_in)[0], "passthrough": passthrough_facts.facts(stand_in)}
 
 
 def virtual(machine, folder, to, known, **variables):
@@ -464,7 +465,11 @@ def test_a_node_goes_to_virtual_machines_and_back_when_none_has_a_card(machine, 
     begin(machine, tmp_path, "extender")
     pod(server, "shares-again", 2)
     bound = node_facts(tmp_path, pci_machine.CARD, pci_machine.TWIN)
+    # A run that was killed has bound all cards, so that NVML has none.
+    cards = tmp_path / "cards"
+    cards.write_text(CARDS.partition("card ")[0])
     done = virtual(machine, tmp_path, "passthrough", bound, switch_force=True)
+    cards.write_text(CARDS)
     assert done.rc == 0, done.text
     labels = machine.node()["metadata"]["labels"]
     assert finished(machine) and "gpushare" not in labels and "shares-again" not in pods(server)

@@ -17,6 +17,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._backends.permitted 
 from ansible_collections.kubegpu.share.plugins.module_utils._boot import plan as boot_plan
 from ansible_collections.kubegpu.share.plugins.module_utils._boot.apply import BootReconciler
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts.model import node_of
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts.operator_labels import WORKLOAD
 from ansible_collections.kubegpu.share.plugins.module_utils._passthrough import facts as passthrough_facts
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan import stages
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan.cluster import ClusterTasks, ReadOnce
@@ -29,6 +30,14 @@ from plan_kit import HostVars, action, facts, host, planned, planner
 BOTH = [CARD, TWIN]
 FUNCTIONS = {f"PCI device {address}" for address in (CARD, AUDIO, TWIN, TWIN_AUDIO)}
 LABELS = {"kubegpu.share/backend": "passthrough", "node-restriction.kubernetes.io/kubegpu-share": "passthrough"}
+
+
+VGPU_RESOURCE = "nvidia.com/NVIDIA_A10-12Q"
+DISABLED = {"enabled": False}
+
+
+def vgpu_labels():
+    return {name: "vgpu" for name in LABELS}
 
 
 def backends(backend, cards=False, kubevirt=False, there=None):
@@ -137,12 +146,13 @@ def test_the_cards_of_vgpus_keep_their_driver(tmp_path):
     assert "vgpu" in roles(found) and not {"passthrough", "driver", "toolkit"} & {*roles(found)}
 
 
-def cluster_plan(kube, decided, hosts):
+def cluster_plan(kube, decided, hosts, **variables):
     class Fake(ClusterTasks):
         def _with(self, options, work):
             return work(ReadOnce(kube))
 
     local = {"inventory_hostname": "localhost", "gpu_backends": decided, "groups": {"gpu_nodes": [*hosts]}}
+    local |= variables
     hostvars = HostVars({**hosts, "localhost": local})
     made = planner({**local, "hostvars": hostvars}, known=local)
     made._known["hostvars"] = hostvars
@@ -172,6 +182,25 @@ def test_the_node_is_labelled_and_its_cards_are_permitted_to_kubevirt(tmp_path):
     assert (found["steps"], found["refusal"]) == ([], None)
 
 
+@pytest.mark.parametrize(
+    ("backend", "value"), [("passthrough", "vm-passthrough"), ("kata", "vm-passthrough"), ("vgpu", "vm-vgpu")]
+)
+def test_the_gpu_operator_gets_its_label_where_it_runs_parts_for_virtual_machines(backend, value):
+    """Without it the operator would install a driver for containers on such a node, by its default."""
+    own = dict.fromkeys(LABELS, backend)
+    decided = backends(backend)
+    decided["parts"]["kata"] = False
+    hosts = {"gpu1": host("gpu1")}
+    assert cluster_plan(cluster_of(**own), decided, hosts)["steps"] == []
+    decided |= {"workloads": True, "nvidia": ["gpu2"]}
+    others = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu2", "labels": {}}}
+    [step] = cluster_plan(FakeKube(labelled(own), others), decided, hosts)["steps"]
+    assert (step["role"], step["changes"]) == ("passthrough", ["Node gpu1", "Node gpu2"])
+    others["metadata"]["labels"] = {WORKLOAD: "container"}
+    done = FakeKube(labelled({**own, WORKLOAD: value}), others)
+    assert cluster_plan(done, decided, hosts)["steps"] == []
+
+
 def test_cards_that_this_run_doesnt_know_stay_permitted():
     permitted = {"pciVendorSelector": "10DE:2236", "resourceName": "nvidia.com/10DE_2236"}
     ours = kubevirt(configuration={"permittedHostDevices": {"pciHostDevices": [permitted]}})
@@ -189,6 +218,29 @@ def test_a_machine_that_answers_no_id_is_unknown_and_stops_nobody_else(tmp_path,
         function["device"] = device
     made = permitted(dict(zip("ab", machines, strict=True)), {"a": "gpu1", "b": "gpu2"})
     assert made["unknown"] == ["a"] and [*made["cards"]] == ["gpu2"] and made["pci"]
+
+
+def test_the_types_of_the_layout_are_permitted_to_kubevirt_which_makes_none(tmp_path):
+    found = node(Machine(), tmp_path)
+    types = [{"id": "nvidia-592", "name": "NVIDIA A10-12Q", "available": 0}]
+    made = [{"address": CARD, "uuid": "", "type": "nvidia-592", "iommu_group": 1}]
+    host_of = {"framework": "mdev", "types": types, "vgpus": made}
+    found["gpus"] = [{"vendor": "0x10de", "device": "0x2236", "vgpu_host": host_of}]
+    layouts = {"version": "v1", "vgpu-configs": {"a": [{"devices": "all", "vgpu-devices": {"A10-12Q": 1}}]}}
+    hosts = {"gpu1": host("gpu1", gpu_node=found, vgpu_layouts=layouts, vgpu_layout="a")}
+    seen = cluster_plan(cluster_of(kubevirt(), **vgpu_labels()), backends("vgpu", kubevirt=True), hosts)
+    assert seen["refusal"] is None, seen["refusal"]
+    [step] = steps_of(seen, "kubevirt_devices")
+    assert step["changes"] == ["KubeVirt kubevirt/kubevirt"]
+    permitted_now = {"mediatedDevices": [{"mdevNameSelector": "NVIDIA A10-12Q", "resourceName": VGPU_RESOURCE}]}
+    done = kubevirt(configuration={"permittedHostDevices": permitted_now, "mediatedDevicesConfiguration": DISABLED})
+    record = {"before": True, "entries": {"mediated": permitted_now["mediatedDevices"]}}
+    done["metadata"]["annotations"] = {"kubegpu.share/permitted-devices": json.dumps(record, sort_keys=True)}
+    done["spec"]["configuration"] |= {"developerConfiguration": {"featureGates": ["DisableMDEVConfiguration"]}}
+    announcing = labelled(vgpu_labels())
+    announcing["status"] = {"allocatable": {VGPU_RESOURCE: "1"}}
+    seen = cluster_plan(FakeKube(announcing, done), backends("vgpu", kubevirt=True), hosts)
+    assert (seen["refusal"], steps_of(seen, "kubevirt_devices")) == (None, [])
 
 
 def claimed(tmp_path, device, number=1):
@@ -236,6 +288,22 @@ def test_the_plan_refuses_a_card_that_nobody_allowed_and_says_which_variable_all
     found = cluster_plan(cluster_of(kubevirt(), **LABELS), decided, hosts)
     assert not steps_of(found, "kubevirt_devices")
     assert re.search("node gpu1 .* 10DE:9999.*kubevirt_devices_allowed_ids", found["refusal"]["reason"]), found
+
+
+def test_nvidias_plugin_announces_the_cards_where_the_variable_says_so(tmp_path):
+    machine = Machine()
+    machine.present(CARD, TWIN)
+    hosts = {"gpu1": host("gpu1", gpu_node=node(machine, tmp_path))}
+    decided = backends("passthrough", kubevirt=True)
+    given = {"kubevirt_devices_external_provider": True}
+    # Whole cards have names that only its database of PCI ids says.
+    seen = cluster_plan(cluster_of(kubevirt(), **LABELS), decided, hosts, **given)
+    assert re.search("name it in kubevirt_devices_pci", seen["refusal"]["reason"]), seen
+    given["kubevirt_devices_pci"] = [{"selector": "10DE:2236", "resource": "nvidia.com/GA102GL_A10"}]
+    seen = cluster_plan(cluster_of(kubevirt(), **LABELS), decided, hosts, **given)
+    assert seen["refusal"] is None, seen["refusal"]
+    steps = [step["role"] for step in seen["steps"]]
+    assert steps == ["kubevirt_devices", "sandbox_device_plugin", "sandbox_device_plugin"], seen["steps"]
 
 
 def test_what_nobody_needs_any_more_is_no_longer_permitted(tmp_path):

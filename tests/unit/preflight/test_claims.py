@@ -673,6 +673,23 @@ def test_slices_are_read_in_one_request_where_they_may_be():
 # --------------------------------------------------------------------------- plugins of others
 
 
+@pytest.mark.parametrize("labels", [{"gpushare": "true"}, {}, {"node-restriction.kubernetes.io/kubegpu-share": "true"}])
+@pytest.mark.parametrize("backend", ["hami", "nvidia"])
+@pytest.mark.parametrize("name", ["gpu1", "unnamed"])
+def test_a_kubelet_that_labels_its_node_has_nobodys_release_removed(name, backend, labels):
+    """What is in the cluster is removed by its release's name, which somebody else's may have."""
+    given = {"kubegpu.share/backend": backend, **labels}
+    rows = [node("gpu1"), *([node("unnamed", labels=given)] if name == "unnamed" else [])]
+    rows = [node("gpu1", labels=given)] if name == "gpu1" else rows
+    made = read({"gpu1": "extender"}, *rows)["backends"]
+    assert not made["there"][backend] and not made["leaving"][backend]
+    # A label that only administrators may set says so, and that of its namespace.
+    given["node-restriction.kubernetes.io/kubegpu-share"] = backend
+    rows = [node("gpu1"), *([node("unnamed", labels=given)] if name == "unnamed" else [])]
+    rows = [node("gpu1", labels=given)] if name == "gpu1" else rows
+    assert read({"gpu1": "extender"}, *rows)["backends"]["there"][backend]
+
+
 def daemon_set(name, image, selector=None, owner=None, release=None):
     metadata = {"name": name, "namespace": "gpu-operator"}
     if owner:

@@ -85,6 +85,9 @@ def test_kubevirt_is_looked_for_only_where_virtual_machines_get_cards():
     ours = kubevirt({"kubegpu.share/permitted-devices": "{}"})
     made = read("kata", ours)["backends"]
     assert made["there"]["kubevirt"] and made["leaving"]["kubevirt"]
+    # A node had given away some of its cards, which only KubeVirt's object still tells.
+    made = read("nvidia", ours, node("gpu1", labels={"kubevirt.io/schedulable": "true"}))["backends"]
+    assert made["leaving"]["kubevirt"] and not made["parts"]["kubevirt"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -116,6 +119,41 @@ def test_a_driver_for_containers_is_refused_where_virtual_machines_have_all_card
     assert f"gives all its cards to virtual machines (gpu_backend: {backend})" in refused.text
     # Their cards are gone from the host, and that is what was asked for.
     assert findings(backend, known=given_away("vfio-pci", "vfio-pci")) == {}
+
+
+def policy(workloads=True, **parts):
+    """A ClusterPolicy, with the parts for virtual machines as they are given."""
+    spec = {name: {"enabled": enabled} for name, enabled in parts.items()}
+    spec["sandboxWorkloads"] = {"enabled": workloads}
+    return {"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": "gpus"}, "spec": spec}
+
+
+OPERATED = {"nvidia.com/gpu.deploy.operands": "true"}
+
+
+@pytest.mark.parametrize(
+    ("backend", "parts", "refused"),
+    [
+        # What isn't mentioned runs, but for the vGPU manager.
+        ("passthrough", {}, ["vfioManager"]),
+        ("kata", {}, ["vfioManager"]),
+        ("vgpu", {}, ["vgpuDeviceManager"]),
+        ("vgpu", {"vgpuManager": True}, ["vgpuManager", "vgpuDeviceManager"]),
+        ("passthrough", {"vfioManager": False}, []),
+        ("vgpu", {"vgpuDeviceManager": False}, []),
+        ("passthrough", {"workloads": False}, []),
+    ],
+)
+def test_parts_of_the_gpu_operator_that_would_take_the_same_cards_are_refused(backend, parts, refused):
+    objects = [node("gpu1", labels=OPERATED), policy(**parts)]
+    given = {"driver_state": "external"}
+    seen = findings(backend, objects, **given)
+    assert [*seen] == (["virtual-operator"] if refused else [])
+    if refused:
+        assert (seen["virtual-operator"].fields["parts"], seen["virtual-operator"].severity) == (refused, "problem")
+    variable = "vgpu_state" if backend == "vgpu" else "passthrough_state"
+    assert findings(backend, objects, **given, **{variable: "external"}) == {}
+    assert read(backend, *objects)["backends"]["workloads"] == parts.get("workloads", True)
 
 
 def test_vgpus_need_the_vgpu_manager():

@@ -68,6 +68,39 @@ def test_the_terminal_has_a_line_for_each():
     assert "1 node, 0 cards, 3 for virtual machines." in text and "no card" not in text
 
 
+def checked(*states):
+    """A report whose node has a recorded function in each state of V1."""
+    rows = [{"address": f"0000:3b:00.{at}", "group": str(14 + at), "state": state} for at, state in enumerate(states)]
+    report = copy.deepcopy(HEALTHY)
+    report["nodes"][0]["virtual_machines"] = rows
+    return report
+
+
+STATES = {
+    "held": "a program of the machine has its IOMMU group open, as a virtual machine does",
+    "viable": "free: nobody has its IOMMU group open",
+    "not_viable": "unknown: its IOMMU group isn't viable",
+    "absent": "unknown: the kernel didn't say",
+    "": "unknown: the kernel didn't say",
+}
+
+
+def test_what_the_kernel_said_of_recorded_functions_is_in_text_and_page():
+    """V1 passes while a virtual machine has a group open: the report says which these are."""
+    shown = view(checked(*STATES), None)
+    lines = text_output.render(shown).splitlines()
+    page = html.render(shown)
+    for at, (state, says) in enumerate(STATES.items()):
+        [line] = [line for line in lines if f"0000:3b:00.{at}" in line]
+        assert line.rstrip().endswith(says) and f" {14 + at} " in line, state
+        assert f"0000:3b:00.{at}" in page and says.removeprefix("unknown: ").partition("'")[0] in page
+    assert "kubegpu_virtual_device" not in prometheus.render(shown)
+    # What the machines were asked for by inspect says more.
+    both = copy.deepcopy(GIVEN)
+    both["nodes"][0]["name"] = checked()["nodes"][0]["name"]
+    assert "recorded function" not in text_output.render(view(checked("held"), both))
+
+
 def test_the_page_has_them_and_marks_what_is_unknown():
     page = html.render(view(None, GIVEN))
     for shown in ("0000:5e:00.0", "virtual machine team/desktop", "vGPU A10-4Q", VGPU["uuid"], "1 of unknown holder"):
