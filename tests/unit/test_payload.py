@@ -31,7 +31,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "airgap_packages": (31, 242),
     "backend_files": (13, 76),
     "backend_objects": (26, 191),
-    "cluster_info": (41, 308),
+    "cluster_info": (41, 309),
     "cluster_objects": (19, 143),
     "container_runtime": (23, 178),
     "control_plane_info": (62, 438),
