@@ -119,7 +119,8 @@ class Leftovers:
             elif kind == "mount":
                 self._must("umount", what)
             elif kind == "file":
-                self._system.remove(what)
+                # A socket, which `remove` leaves as it is.
+                self._must("rm", "--force", "--", what)
             else:
                 self._must("rm", "-r", "--one-file-system", what)
 

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+
 import pytest
 from ansible_collections.kubegpu.share.plugins.module_utils._backends import node_status
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect, ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
-from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done
+from ansible_collections.kubegpu.share.plugins.module_utils._host.system import Done, RealSystem
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.refs import Ref
 from ansible_collections.kubegpu.share.plugins.module_utils._nvidia.files import work
 from fake_clock import FakeClock
@@ -65,9 +68,10 @@ class Machine(FakeSystem):
 
     def _rm(self, argv):
         assert f" {MPS}/shm " not in self.files["/proc/self/mounts"]
-        for path in [path for path in self.files if path.startswith(f"{argv[-1]}/")]:
+        for path in [path for path in self.files if f"{path}/".startswith(f"{argv[-1]}/")]:
             self.step()
             del self.files[path]
+            self.step()
         return Done(0, "", "")
 
 
@@ -88,6 +92,29 @@ def test_everything_of_the_plugin_goes_and_nothing_else():
     assert work(machine, PARAMS, check=False)["diff"] == predicted["diff"]
     assert clean(machine)
     assert not work(machine, PARAMS, check=False)["changed"]
+
+
+def test_the_socket_of_a_plugin_that_was_killed_is_removed(tmp_path, monkeypatch):
+    class Quiet(RealSystem):
+        """This machine without its processes, of which one may be a plugin."""
+
+        def names(self, path):
+            return [] if path == "/proc" else super().names(path)
+
+    def command(argv, data=None, environ_update=None):
+        done = subprocess.run(argv, input=data, text=True, capture_output=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    folder = tmp_path / "device-plugins"
+    folder.mkdir()
+    # The path of a socket may have 107 bytes.
+    monkeypatch.chdir(folder)
+    with socket.socket(socket.AF_UNIX) as left, socket.socket(socket.AF_UNIX) as kubelet:
+        left.bind("nvidia-gpu.sock")
+        kubelet.bind("kubelet.sock")
+    given = {"mps_root": str(tmp_path / "mps"), "kubelet_root": str(tmp_path)}
+    assert work(Quiet("/", command), given, check=False)["changed"]
+    assert [path.name for path in folder.iterdir()] == ["kubelet.sock"]
 
 
 def test_a_killed_removal_is_completed_by_the_next_one():
