@@ -155,8 +155,9 @@ def divided() -> Machine:
             "address": address,
             "device": device,
             "wanted": wanted,
+            "places": [],
             "instances": {},
-            "before": {},
+            "before": [],
             "mig_before": None,
             "functions": False,
         }
