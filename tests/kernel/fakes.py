@@ -15,7 +15,9 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
+import traceback
 import typing as t
 from dataclasses import dataclass
 from pathlib import Path
@@ -236,9 +238,12 @@ def killed(
 
     process = os.fork()
     if not process:
-        with contextlib.suppress(BaseException):
+        try:
             setattr(owner, method, called)
             module(name, **given)
-        os._exit(0)
+        except BaseException:
+            traceback.print_exc(file=sys.__stderr__)
+        finally:
+            os._exit(0)
     _process, status = os.waitpid(process, 0)
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (name, method, status)

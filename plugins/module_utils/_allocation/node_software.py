@@ -14,7 +14,7 @@ from .._contracts.nvidia_plugin import LABEL_PRESENT
 from .._core.types import JsonObject
 from . import foreign
 from .cluster import Cluster
-from .node_backends import OPENSHIFT_LABEL, Backends
+from .node_backends import Backends
 
 VARIABLE = "gpu_node_software"
 AUTO, ROLES, GPU_OPERATOR, PROVIDER = "auto", "roles", "gpu_operator", "provider"
@@ -95,7 +95,11 @@ class Decided(Backends):
 
 
 def resolve(
-    wanted: t.Sequence[Wanted], cluster: Cluster, ours: bool = False, left_out: t.Collection[str] = ()
+    wanted: t.Sequence[Wanted],
+    cluster: Cluster,
+    ours: bool = False,
+    left_out: t.Collection[str] = (),
+    openshift: bool = False,
 ) -> Software:
     """Decide who installs each node's software.
 
@@ -105,6 +109,7 @@ def resolve(
     :param wanted: of every node of the inventory.
     :param ours: this collection has installed the operator.
     :param left_out: nodes that aren't in the cluster yet, and that this run leaves out.
+    :param openshift: whether the cluster is OpenShift, whatever its nodes say.
     """
     nodes = {node.name: node for node in cluster.nodes}
     rows = [_of_node(row, nodes.get(row["node"]), cluster) for row in wanted if row["node"] not in left_out]
@@ -124,7 +129,7 @@ def resolve(
         "unused": ours and not operated and not needing,
         "ours": ours,
         "installs": any(ours or row["code"] == REQUESTED for row in operated),
-        "openshift": any(OPENSHIFT_LABEL in node.labels for node in cluster.nodes),
+        "openshift": openshift,
     }
 
 

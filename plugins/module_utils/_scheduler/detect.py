@@ -404,7 +404,7 @@ def _backends(
     hosts = [node for node in namespaces["hosts"].values() if node_backends.is_absent(node, state, alone)]
     asked = wanted.get("software") or []
     left_out = {row["node"] for row in asked if node_backends.is_absent(row["node"], state, alone)}
-    software = node_software.resolve(asked, state, operator, left_out)
+    software = node_software.resolve(asked, state, operator, left_out, bool(openshift_version))
     return {
         **made,
         "absent": list(dict.fromkeys([*made["absent"], *hosts])),

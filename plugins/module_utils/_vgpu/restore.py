@@ -252,7 +252,10 @@ def create(
         have = card(machine, address)
         _remember(machine, have)
     names = _names(have)
-    known = [{**place, "type": names.get(place["type"], place["type"])} for place in places]
+    known = [
+        Place(function=place["function"], key=place["key"], type=names.get(place["type"], place["type"]))
+        for place in places
+    ]
     queue = sorted(known, key=lambda place: (_largest_first(place["type"]), place["function"], place["key"]))
     while True:
         left = missing(have, wanted)

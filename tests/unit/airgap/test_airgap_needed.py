@@ -202,6 +202,9 @@ def test_the_gpu_operators_nodes_get_its_images_and_no_packages():
 
 
 # --------------------------------------------------------------------------- formats
+# As read on 2026-11-30 in the sources: oc-mirror 855b64a3 refuses unknown fields, a catalogue, package or channel that
+# is there twice, and a configuration without mirror; Hauler 923a92d ignores unknown fields, takes all platforms where
+# none is named, and skips a document without apiVersion or kind. Neither program was run.
 
 
 def operator(name, channel):

@@ -76,7 +76,7 @@ def test_transient_failures_take_a_second_sample_and_failing_machines_are_unknow
         assert isinstance(call["extender"]["away"], str) and call["extender"]["away"]
         servers = {"control_plane": ["cp1", "away"], "namespace": "gpushare-system", "admission": "deny"}
         servers |= {"scheduler": "static_pod", "problem": "", "running": {"cp1": RUNNING, "away": []}}
-        servers |= {"reserved_mib": 0}
+        servers |= {"reserved_mib": 0, "dedicated_namespace": "gpushare-scheduler"}
         assert call["servers"] == servers and call["scope"] is None
         assert call["grace_seconds"] == 1
     assert len(stage.calls("control_plane_info")) == 2

@@ -250,16 +250,19 @@ def test_the_device_plugin_has_only_the_privileges_it_needs(limit, injection, ac
         assert mounts[path].get("readOnly", False) == (path not in writable)
 
 
-def with_drivers(*versions, nodes=2, **variables):
+def with_drivers(*versions, nodes=2, deployed=None, **variables):
     """The capabilities that the device plugin has where these drivers run; None where a node couldn't be asked.
 
     :param variables: of each host.
+    :param deployed: the template of the pods that the cluster has, where the role has read it.
     """
     seen = [
         {} if version is None else {"gpu_node": {"driver": {"module_version": version or None}}} for version in versions
     ]
     hosts = {f"gpu{number}": {**variables, **one} for number, one in enumerate(seen)}
     given = {"groups": {"gpu_nodes": list(hosts)}, "hostvars": hosts, "gpushare_nodes": ["n"] * nodes}
+    if deployed is not None:
+        given["__gpushare_deployed"] = {"resources": [{"spec": {"template": deployed}}]}
     (container,) = pod_of("device_plugin", **given)["spec"]["containers"]
     return container["securityContext"]["capabilities"].get("add", [])
 
@@ -274,6 +277,15 @@ def test_the_device_plugin_has_sys_admin_only_where_a_driver_can_limit():
     assert with_drivers("580.95.05", "") == with_drivers("580.95.05", "", driver_version=f"{older}.1") == []
     assert with_drivers("580.95.05", "", driver_version=f"{limits.DRIVER}.1") == ["SYS_ADMIN"]
     assert with_drivers("580.95.05") == ["SYS_ADMIN"] and with_drivers(nodes=0) == ["SYS_ADMIN"]
+
+
+def test_with_a_limit_the_deployed_device_plugin_tells_of_the_other_hosts():
+    without, having = (pod_of("device_plugin", gpushare_memory_limit=limit) for limit in ("off", "auto"))
+    assert with_drivers("580.95.05", None, deployed=without) == []
+    assert with_drivers("580.95.05", None, deployed=having) == ["SYS_ADMIN"]
+    assert with_drivers(f"{limits.DRIVER}.1", None, deployed=without) == ["SYS_ADMIN"]
+    # A run that has asked all hosts decides by what they said.
+    assert with_drivers("580.95.05", "580.95.05", deployed=having) == []
 
 
 def selinux_type(name, machine, image="", **variables):

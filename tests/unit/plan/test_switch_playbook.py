@@ -480,7 +480,9 @@ def test_a_node_goes_to_virtual_machines_and_back_when_none_has_a_card(machine, 
     # A virtual machine is stopped by its owner, and by nobody else.
     spec = {"nodeName": "gpu1", "terminationGracePeriodSeconds": 0}
     spec["containers"] = [{"name": "c", "image": "i", "resources": {"limits": {"nvidia.com/10DE_2236": "1"}}}]
-    server.request("POST", DEFAULT_PODS, {"metadata": {"name": "virt-launcher-a", "labels": LAUNCHER}, "spec": spec})
+    owner = {"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": "a", "uid": "u-a"}
+    metadata = {"name": "virt-launcher-a", "labels": LAUNCHER, "ownerReferences": [owner]}
+    server.request("POST", DEFAULT_PODS, {"metadata": metadata, "spec": spec})
     free = node_facts(tmp_path)
     refused = virtual(machine, tmp_path, "gpushare", free, switch_force=True, switch_delete_emptydir_data=True)
     text = " ".join(refused.text.split())

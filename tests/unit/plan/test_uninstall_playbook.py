@@ -6,10 +6,11 @@ from __future__ import annotations
 import pytest
 import yaml
 from ansible.template import trust_as_template
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation.allocators import ALLOCATORS
 from ansible_collections.kubegpu.share.plugins.plugin_utils._plan import stages
 from own_cluster import ROOT, run_playbook
 from real_apiserver import own_api_server
-from role_templates import evaluated
+from role_templates import evaluated, value, variables_of
 
 UNINSTALL = ROOT / "playbooks" / "uninstall.yml"
 SWITCH = {"kubegpu.share/switch": "hami", "kubegpu.share/switch-from": "extender"}
@@ -98,6 +99,19 @@ def test_a_cluster_that_is_gone_is_left_out_by_a_variable(tmp_path):
     assert "Nothing was changed. Where the cluster is gone for good, -e uninstall_cluster=false" in said
     done = run_playbook(tmp_path, UNINSTALL, "-e", "uninstall_cluster=false", **given)
     assert done.rc == 0 and "No cluster was queried" in done.text, done.text
+
+
+@pytest.mark.parametrize(
+    ("written", "former"),
+    [("extender", ["extender"]), ("hami,extender", ["hami", "extender"]), ("../x,keys,,{{ 1 }}", []), (None, [])],
+)
+def test_a_kubelet_that_annotates_its_node_names_no_role(written, former):
+    annotations = {} if written is None else {"kubegpu.share/switch-from": written}
+    row = {"node": "gpu1", "allocation": "dra", "present": ["dra"]}
+    known = {"nodes": [row], "allocators": {name: {"role": "gpushare"} for name in ALLOCATORS}}
+    read = {"backends": known, "nodes": [{"name": "gpu1", "annotations": annotations}]}
+    given = {**variables_of("switch", "vars"), "switch_node_name": "gpu1", "__switch_read": read}
+    assert sorted(value("switch", "__switch_from", **given)) == sorted(former)
 
 
 def test_nodes_of_a_switch_that_was_not_completed_are_as_before(api_server, tmp_path):

@@ -370,12 +370,14 @@ def test_on_openshift_the_api_decides_and_a_label_alone_makes_none():
     there = {**version, "status": {"desired": {"version": "4.23.1"}}}
     result = read({"gpu1": "dra"}, labelled, there, scheduler=None)
     assert (result["backends"]["openshift"], result["backends"]["dra"]) == ("4.23.1", ["gpu1"])
+    assert result["backends"]["software"]["openshift"]
     assert result["scheduler"] is None, "no scheduler of OpenShift's is looked at or installed"
     assert not {"claims-unable", "claims-unserved"} & found({"gpu1": "dra"}, labelled, there).keys()
     assert "claims-unserved" in found({"gpu1": "dra"}, labelled, there, version="v1.35.2")
     assert "claims-unserved" in found({"gpu1": "dra"}, labelled, there, capacity=False)
     # A kubelet may set the label on its node.
-    assert read({"gpu1": "dra"}, labelled)["backends"]["openshift"] == ""
+    made = read({"gpu1": "dra"}, labelled)["backends"]
+    assert made["openshift"] == "" and not made["software"]["openshift"]
 
 
 def test_a_node_between_two_allocations_is_refused():
