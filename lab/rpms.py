@@ -412,9 +412,9 @@ def suse_release() -> Rpm:
 
 
 def el_distribution() -> list[Rpm]:
-    """Return the packages of EPEL that NVIDIA's require."""
+    """Return the packages of EPEL that NVIDIA's require, and what every machine has, which they require, too."""
     stub = "A stub of the kubegpu.share lab: nothing can be built with it."
-    return [Rpm("dkms", "3.2.1", "1.el9", "Dynamic Kernel Module Support Framework", stub, noarch=True)]
+    return [*system(), Rpm("dkms", "3.2.1", "1.el9", "Dynamic Kernel Module Support Framework", stub, noarch=True)]
 
 
 # --------------------------------------------------------------------------- packages and repositories
