@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -26,10 +27,10 @@ from .push import Registry, Target
 # Seconds for a registry's answers about all images, and for one image to be copied.
 ASKING, COPYING = 300.0, 4 * 3600.0
 TRIES = 3
-# What skopeo says of a registry that refuses.
-_DENIED = ("denied", "unauthorized", "forbidden", "authentication required", "401", "403")
+# What skopeo says of a registry that refuses, whose port may contain such a number.
+_DENIED = re.compile(r"denied|unauthorized|forbidden|authentication required|\b40[13]\b", re.IGNORECASE)
 # What registries say that have no room, each in its own words; one whose disk is full may say no more than 500.
-_FULL = ("no space left", "insufficient storage", "quota", "507", "500 internal server error")
+_FULL = re.compile(r"no space left|insufficient storage|quota|\b507\b|\b500 internal server error", re.IGNORECASE)
 
 # Digest by target; empty where the registry has none of this name.
 Known = dict[Target, str]
@@ -181,12 +182,12 @@ class Pusher:
         if done.rc != 0:
             words = last_words(done)
             hint = ""
-            if any(word in words.lower() for word in _DENIED):
+            if _DENIED.search(words):
                 project = f"{self._registry.host}/{target.repository.partition('/')[0]}"
                 hint = (
                     f": the credentials have to allow writing there, and Harbor needs the project {line(project)} first"
                 )
-            elif any(word in words.lower() for word in _FULL):
+            elif _FULL.search(words):
                 hint = f": make room on the disk of {self._registry.host}, or raise its quota; its log says which it is"
             raise ShareError(
                 f"airgap_registry: {place} wasn't taken ({words}){hint}; {later} more images were still to be copied, "

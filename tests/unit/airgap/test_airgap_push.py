@@ -608,6 +608,8 @@ def test_a_registry_that_refuses_is_named_with_what_helps(tmp_path, small, regis
         ("unauthorized: project gpu not found", "Harbor needs the project r.example.org/gpu first"),
         ("writing blob: no space left on device", "make room on the disk of r.example.org, or raise its quota"),
         ("received unexpected HTTP status: 500 Internal Server Error", "make room on the disk of r.example.org"),
+        # A port with the number of a refusal in it.
+        ("127.0.0.1:38403: 500 Internal Server Error", "make room on the disk of r.example.org"),
         ("connection reset by peer", ""),
     ],
 )
