@@ -14,40 +14,15 @@ from pathlib import Path
 import grpc
 import pytest
 import real_containerd
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts import protobuf
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime import cri, handler_plan
 from ansible_collections.kubegpu.share.plugins.module_utils._runtime.handler import Handler
 
 KATA = Handler("kata-qemu-nvidia-gpu", "/opt/kata/bin/containerd-shim-kata-v2", "/opt/kata/share/kata.toml")
 STATUS = "/runtime.v1.RuntimeService/Status"
-# StatusRequest with verbose, field 1.
-VERBOSE = b"\x08\x01"
+# StatusRequest with verbose, field 1; and StatusResponse's map of texts.
+VERBOSE, INFO = b"\x08\x01", 2
 START = 60.0
-
-
-def fields(raw: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield number and value of each field of a message of protocol buffers."""
-    at = 0
-
-    def number() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = raw[at]
-            at += 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-
-    while at < len(raw):
-        key = number()
-        if key & 7 == 0:
-            yield key >> 3, number()
-        else:
-            assert key & 7 == 2
-            size = number()
-            yield key >> 3, raw[at : at + size]
-            at += size
 
 
 class Daemon:
@@ -84,8 +59,7 @@ class Daemon:
                 if time.monotonic() > end:
                     raise AssertionError((self.folder / "log").read_text()[-2000:]) from None
                 time.sleep(0.2)
-        rows = [dict(fields(value)) for number, value in fields(answer) if number == 2 and isinstance(value, bytes)]
-        info = {bytes(row[1]).decode(): bytes(row[2]).decode() for row in rows}  # type: ignore[arg-type]
+        info = protobuf.decode_string_map(protobuf.decode_fields(answer, (INFO,))[INFO])
         config = json.loads(info["config"])
         # The product's own reader takes it, too.
         parsed = cri.parse_info(json.dumps({"config": config}))
