@@ -31,7 +31,8 @@ class ActionModule(ActionBase):
         checked = bool(self._task.check_mode)
         if {name!r} == "cluster_objects":
             state.write_text(given["state"])
-        shown = {{"cluster_objects": ["state", "field_manager", "definitions"], "k8s_info": ["label_selectors"]}}
+        shown = {{"cluster_objects": ["state", "field_manager", "definitions"]}}
+        shown["k8s_info"] = ["namespace", "label_selectors"]
         with (FOLDER / "log").open("a") as log:
             row = [{name!r}, checked, {{key: given[key] for key in shown.get({name!r}, [])}}]
             log.write(json.dumps(row, default=str) + chr(10))
@@ -61,6 +62,7 @@ GPU_BACKENDS = {
         "extender": {
             "role": "gpushare",
             "server": ["app.kubernetes.io/name", "gpushare-device-plugin"],
+            "namespace": "gpushare-system",
             "restricted": [*LABEL, *LABEL.values()],
         }
     },
@@ -138,7 +140,9 @@ def test_the_device_plugin_ends_while_a_card_is_bound_and_comes_back(node: Node)
     wanted = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu2", "labels": LABEL}}
     for (_name, _checked, given), state in zip((calls[2], calls[5]), ("absent", "present"), strict=True):
         assert given == {"state": state, "field_manager": "kubegpu-share-restricted", "definitions": [wanted]}
-    assert calls[3][2] == {"label_selectors": ["app.kubernetes.io/name=gpushare-device-plugin"]}
+    # In that namespace alone: a tenant's pod with the label would end the device plugin, or be waited for.
+    servers = {"namespace": "gpushare-system", "label_selectors": ["app.kubernetes.io/name=gpushare-device-plugin"]}
+    assert calls[1][2] == calls[3][2] == servers
     assert node.labelled
 
 
