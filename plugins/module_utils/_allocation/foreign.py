@@ -55,15 +55,7 @@ class Plugin(t.TypedDict):
     selector: dict[str, str]
 
 
-class _Operator(t.TypedDict):
-    kind: str
-    name: str
-    changed: bool
-    drives: bool
-    toolkit: bool
-
-
-class Operator(_Operator, total=False):
+class Operator(t.TypedDict):
     """What the GPU Operator was told to do: a ClusterPolicy or a GPUCluster.
 
     ``changed`` is whether role nvidia_device_plugin has changed it, ``drives`` and ``toolkit`` whether nodes get
@@ -71,6 +63,11 @@ class Operator(_Operator, total=False):
     ``operator_labels.WORKLOAD``; ``takes`` are those of these parts that bind or divide cards, by that label's value.
     """
 
+    kind: str
+    name: str
+    changed: bool
+    drives: bool
+    toolkit: bool
     workloads: bool
     takes: dict[str, list[str]]
 
@@ -114,8 +111,17 @@ def operators(kube: Kube, labels: t.Iterable[str]) -> tuple[list[Operator], list
             # What isn't mentioned is installed.
             drives, tools = (policy and (spec.get(x) or {}).get("enabled") is not False for x in ("driver", "toolkit"))
             workloads = policy and (spec.get("sandboxWorkloads") or {}).get("enabled") is True
-            operator: Operator = {"kind": kind, "name": name, "changed": changed, "drives": drives, "toolkit": tools}
-            installed.append({**operator, "workloads": workloads, "takes": _takes(spec) if workloads else {}})
+            installed.append(
+                {
+                    "kind": kind,
+                    "name": name,
+                    "changed": changed,
+                    "drives": drives,
+                    "toolkit": tools,
+                    "workloads": workloads,
+                    "takes": _takes(spec) if workloads else {},
+                }
+            )
     return installed, refused
 
 

@@ -305,7 +305,7 @@ def resolve(
             for node in cluster.nodes
             if node.name not in named and any(lacks_restricted(node.labels, allocator) for allocator in selecting)
         ],
-        "workloads": any(operator.get("workloads") for operator in cluster.operators),
+        "workloads": any(operator["workloads"] for operator in cluster.operators),
         "openshift": "",
     }
 

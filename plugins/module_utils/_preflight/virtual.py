@@ -125,7 +125,7 @@ def operator_parts(
     if getattr(options, variable) == "external":
         return
     for operator in operators:
-        parts = (operator.get("takes") or {}).get(workload)
+        parts = operator["takes"].get(workload)
         if parts:
             yield Finding(
                 "virtual-operator",
