@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import yaml
 from kata_facts import facts, function
-from own_cluster import RoleSteps, controllers, until
+from own_cluster import RoleSteps, controllers, run_playbook, until
 from played_plugin import PlayedPlugin
 from real_apiserver import MERGE, own_api_server
 
@@ -116,6 +116,11 @@ def test_from_nothing_to_nothing(server, tmp_path):
         assert after["gpu1"] == first["gpu1"] and after["gpu2"] != first["gpu2"]
         assert role.step("remove_nodes", sandbox_device_plugin_nodes=["gpu1"]) >= 1
         assert set(pods(server)) == {"gpu2"}
+        # As a switch of the other node does it.
+        leaving = {"name": "kubegpu.share.sandbox_device_plugin", "tasks_from": "backend_remove"}
+        play = [{"hosts": "localhost", "gather_facts": False, "tasks": [{"ansible.builtin.include_role": leaving}]}]
+        done = run_playbook(tmp_path, play, **{**role.variables, "switch_node_name": "gpu2"})
+        assert (done.rc, done.changed >= 1, pods(server)) == (0, True, {}), done.text
         assert role.step("remove") >= 1
         until(lambda: everything(server) == before)
         assert role.step("remove") == 0
