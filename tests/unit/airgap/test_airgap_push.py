@@ -665,9 +665,9 @@ def small_disk(place, megabytes):
         subprocess.run(["umount", place], check=True)
 
 
-def pushed_into(running, small, program, skopeo):
+def pushed_into(running, small, program, skopeo, prefix="gpu"):
     found = archive.read(small.close(), "")
-    where = push.registry(f"{running.host}/gpu")
+    where = push.registry(f"{running.host}/{prefix}")
     targets = push.targets(found.contents.items, where)
     layout = Layout(found.folder, found.sums.get)
     access = Access(running.auth_file, running.authority)
@@ -693,12 +693,12 @@ def test_a_full_disk_of_the_registry_is_one_sentence_and_the_next_run_goes_on(tm
 
 
 def test_a_killed_push_leaves_no_image_and_the_next_run_goes_on(tmp_path, small, registry, skopeo):
-    """Killed between the blobs, which are there, and the manifest that names them."""
+    """Killed between the blobs, which are there, and the manifest that names them: in a place of its own of the registry, which has others' images."""
     small.take([item for item in needed(LIST, inventory()) if item["id"] == "images/kube-scheduler"])
 
     def deadly(argv, timeout=60, folder=None, also=None, watch=None):
         if "hami" in argv[-1]:
-            place = argv[-1].replace("gpu/projecthami", "gpu/killed/projecthami")
+            place = argv[-1].replace("killed/projecthami", "killed/blobs/projecthami")
             programs.run([*argv[:-1], place], timeout, folder, also, watch)
             os.kill(os.getpid(), signal.SIGKILL)
         return programs.run(argv, timeout, folder, also, watch)
@@ -706,12 +706,12 @@ def test_a_killed_push_leaves_no_image_and_the_next_run_goes_on(tmp_path, small,
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):
-            pushed_into(registry, small, deadly, skopeo)
+            pushed_into(registry, small, deadly, skopeo, "killed")
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    small_again = pushed_into(registry, small, programs.run, skopeo)
+    small_again = pushed_into(registry, small, programs.run, skopeo, "killed")
     assert small_again["changed"]
-    assert not pushed_into(registry, small, programs.run, skopeo)["changed"]
+    assert not pushed_into(registry, small, programs.run, skopeo, "killed")["changed"]
 
 
 def test_a_full_disk_of_the_server_of_files_is_one_sentence_and_its_last_files_stay(tmp_path):
