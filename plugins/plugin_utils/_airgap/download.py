@@ -148,9 +148,9 @@ def requested(
 def _refuse_same_names(files: t.Sequence[Local]) -> None:
     paths: dict[str, str] = {}
     for file in files:
-        other = paths.setdefault(os.path.basename(file.path), file.path)
+        other = paths.setdefault(file.kept, file.path)
         if other != file.path:
-            raise BadInput(f"{other} and {file.path} can't have the same name in an archive: rename one of them")
+            raise BadInput(f"{other} and {file.path} can't both be {file.kept} in an archive: rename one of them")
 
 
 class Listed(t.NamedTuple):

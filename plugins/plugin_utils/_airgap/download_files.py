@@ -85,11 +85,15 @@ class File(Artifact):
 
 
 class Local(Artifact):
-    """A file of this machine that a variable names: NVIDIA's .run file, an archive of the servers' image."""
+    """A file of this machine that a variable names: NVIDIA's .run file, an archive of the servers' image.
+
+    :ivar kept: its path in the archive: lists of digests and addresses have no blanks, so these become ``_``.
+    """
 
     def __init__(self, item: Item, path: str) -> None:
         self.items = (item,)
         self.path = os.path.abspath(os.path.expanduser(path))
+        self.kept = _kept(os.path.basename(self.path))
         self.name = f"file {item['name']}"
 
     def request(self) -> t.Sequence[str]:
@@ -102,18 +106,17 @@ class Local(Artifact):
 
     def fetch(self, store: Store, work: str) -> list[Entry]:
         [item] = self.items
-        path = path_of(FILE, os.path.basename(self.path))
         if not os.path.isfile(self.path):
             variables = " or ".join(item["variables"][:1])
             raise Failed("no_file", f"{line(self.path, 300)} ({variables}) isn't a file of this machine")
-        store.copy(self.path, path)
-        sha256 = store.sha256(path)
+        store.copy(self.path, self.kept)
+        sha256 = store.sha256(self.kept)
         try:
             compare(item["digest"], sha256)
         except Failed:
-            store.remove(path)
+            store.remove(self.kept)
             raise
-        return [entry(self, item, path, store.size(path), sha256)]
+        return [entry(self, item, self.kept, store.size(self.kept), sha256)]
 
 
 class Chart(Artifact):
@@ -203,6 +206,17 @@ class Chart(Artifact):
         if layer.digest != f"sha256:{hashlib.sha256(content).hexdigest()}":
             raise Failed("other_digest", f"{line(reference, 300)} isn't the file that its manifest names")
         return content
+
+
+def _kept(name: str) -> str:
+    """Return the path in an archive of a file that the user has named, as an address may have it."""
+    try:
+        return path_of(FILE, name)
+    except Failed:
+        try:
+            return path_of(FILE, safe_name(f"://{name}"))
+        except ValueError:
+            return path_of(FILE, "file")
 
 
 def compare(digest: str, sha256: str) -> None:

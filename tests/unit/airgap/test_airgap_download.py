@@ -345,6 +345,31 @@ def test_a_chart_of_a_registry(tmp_path, registry):
         make(chart(source=f"oci://{registry.host}/charts/image", version="1.0.0"))
 
 
+def test_a_file_of_this_machine_has_any_name(tmp_path):
+    """Of a blank and of what addresses haven't becomes a line, in the archive alone; its folder has a blank, too."""
+    kept = {
+        **{"NVIDIA Linux-580.run": "NVIDIA_Linux-580.run", "of: ours (1)+2~b.tar": "of_ours_1_2_b.tar"},
+        **{"x+1~b (2).run".replace(" ", ""): "x+1~b(2).run", ".hidden.run": "hidden.run", "驱动": "file"},
+    }
+    for name in kept:
+        (tmp_path / name).write_text(name)
+    files = [item("file", name, place=str(tmp_path / name), variables=["driver_runfile"]) for name in kept]
+    make = Made(tmp_path / "on my disk", programs.run, tar=str(tmp_path / "an archive.tar"))
+    make(*files)
+    found = make.read()
+    assert {entry["name"]: entry["path"] for entry in found.contents.items} == {
+        name: f"files/{path}" for name, path in kept.items()
+    }
+    for name, path in kept.items():
+        assert (make.folder / "files" / path).read_text() == name
+    done = subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=make.folder, check=False)
+    assert done.returncode == 0
+    (tmp_path / "NVIDIA_Linux-580.run").write_text("another")
+    other = item("file", "other", place=str(tmp_path / "NVIDIA_Linux-580.run"))
+    with pytest.raises(BadInput, match=r"580\.run can't both be files/NVIDIA_Linux-580\.run in an archive: rename one"):
+        make(*files, other)
+
+
 def test_a_failure_leaves_what_is_there_and_the_next_run_goes_on(tmp_path, registry):
     digest = registry.push("fails/one", "one")
     make = Made(tmp_path / "a", registry.run)
