@@ -215,12 +215,13 @@ class ActionModule(ShareAction):
 
     def _remove(self, file: str, written: JsonObject) -> JsonObject:
         if not written:
-            return {"changed": False}
+            return {"changed": False, "node_repositories": []}
         with open(file, encoding="utf-8") as opened:
             before = opened.read()
         if not self._task.check_mode:
             os.unlink(file)
-        return {"changed": True, "diff": [{"before_header": file, "after_header": file, "before": before, "after": ""}]}
+        diff = [{"before_header": file, "after_header": file, "before": before, "after": ""}]
+        return {"changed": True, "diff": diff, "node_repositories": sorted(set(named.NODE_REPOSITORIES) & set(written))}
 
 
 def _server(params: JsonObject) -> None:

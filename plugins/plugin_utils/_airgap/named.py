@@ -43,6 +43,8 @@ MACHINE = (
     "gpu_node.distribution.id ~ '-' ~ gpu_node.distribution.version ~ '-' ~ gpu_node.distribution.arch "
     "if gpu_node is defined else ''"
 )
+# What roles driver and toolkit have written into the nodes' repositories by the time that the file goes.
+NODE_REPOSITORIES = ("driver_repo_url", "toolkit_repo_url")
 # Variables of files that the controller sends to machines.
 ON_CONTROLLER = {"files/runfile": "driver_runfile", "images/gpushare": "gpushare_image_archive"}
 PULL_SECRETS = (

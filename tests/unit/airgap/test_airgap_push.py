@@ -47,6 +47,7 @@ from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import (
     named,
     pack,
     programs,
+    progress,
     push,
     repositories,
     served,
@@ -215,9 +216,17 @@ def test_the_whole_way_inside(tmp_path, made, registry, skopeo):
     again = playbook(tmp_path, **given)
     assert again.rc == 0 and again.changed == 0, again.text
     # It knows from the file which folder it has filled.
+    would = playbook(tmp_path, "--check", state="absent")
+    assert would.rc == 0 and folder.exists() and KEPT in " ".join(would.text.split()), would.text
     gone = playbook(tmp_path, state="absent")
     assert gone.rc == 0, gone.text
+    # Last, before the recap.
+    assert KEPT in " ".join(gone.text.partition("PLAY RECAP")[0].rpartition("TASK [")[2].split())
     assert not folder.exists() and not (tmp_path / "inventory/group_vars/all/airgap.yml").exists()
+
+
+# What a run with airgap_state=absent says in the end.
+KEPT = "GPU nodes that were set up by driver_repo_url and toolkit_repo_url of the file of variables keep these "
 
 
 # What only a user names: an image, and two files of the machine with access.
@@ -613,7 +622,8 @@ def test_a_registry_that_refuses_is_named_with_what_helps(tmp_path, small, regis
         ("connection reset by peer", ""),
     ],
 )
-def test_an_image_that_isnt_taken_says_what_helps_and_how_many_are_left(small, said, hint):
+def test_an_image_that_isnt_taken_says_what_helps_and_how_many_are_left(monkeypatch, small, said, hint):
+    monkeypatch.setattr(progress, "EVERY", 0.0)
     small.take([item for item in needed(LIST, inventory()) if item["id"] == "images/kube-scheduler"])
     found = archive.read(small.close(), "")
     where = push.registry("r.example.org/gpu")
@@ -693,7 +703,7 @@ def test_a_full_disk_of_the_registry_is_one_sentence_and_the_next_run_goes_on(tm
 
 
 def test_a_killed_push_leaves_no_image_and_the_next_run_goes_on(tmp_path, small, registry, skopeo):
-    """Killed between the blobs, which are there, and the manifest that names them: in a place of its own of the registry, which has others' images."""
+    """Killed between the blobs, which are there, and the manifest that names them: in a place of its own there."""
     small.take([item for item in needed(LIST, inventory()) if item["id"] == "images/kube-scheduler"])
 
     def deadly(argv, timeout=60, folder=None, also=None, watch=None):
