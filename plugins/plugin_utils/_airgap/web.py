@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import functools
 import http.client
 import json
 import os
 import queue
 import re
+import socket
 import ssl
 import threading
 import time
@@ -72,6 +74,64 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return request
 
 
+class _Connections:
+    """The connections of one request, which are ended from outside: a server may send a header byte by byte."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        self._over = False
+
+    def add(self, connected: socket.socket) -> None:
+        # A descriptor of its own: the other may be closed, and its number be another's, when this one is needed.
+        own = connected.dup()
+        with self._lock:
+            self._sockets.append(own)
+            if self._over:
+                self._shut()
+
+    def end(self) -> None:
+        """End them, and what is connected later; whoever waits for their bytes gets an error."""
+        with self._lock:
+            self._over = True
+            self._shut()
+
+    def _shut(self) -> None:
+        while self._sockets:
+            with self._sockets.pop() as own, contextlib.suppress(OSError):
+                own.shutdown(socket.SHUT_RDWR)
+
+
+class _Connection(http.client.HTTPConnection):
+    connections: _Connections
+
+    def connect(self) -> None:
+        super().connect()
+        self.connections.add(self.sock)
+
+
+class _TlsConnection(http.client.HTTPSConnection, _Connection):
+    """Its TLS begins when ``_Connection`` has connected."""
+
+
+class _Handler(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
+    def __init__(self, connections: _Connections, authorities: ssl.SSLContext | None) -> None:
+        super().__init__()
+        self._connections = connections
+        self._authorities = authorities
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(functools.partial(self._made, _Connection), req)
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(functools.partial(self._made, _TlsConnection), req, context=self._authorities)
+
+    def _made(self, kind: type[_Connection], *given: t.Any, **named: t.Any) -> _Connection:
+        connection = kind(*given, **named)
+        connection.connections = self._connections
+        return connection
+
+
 def fetch(
     url: str,
     until: float,
@@ -90,27 +150,31 @@ def fetch(
         return Answer(0, failure="timeout")
     done: queue.SimpleQueue[Answer | Exception] = queue.SimpleQueue()
 
+    connections = _Connections()
+
     def work() -> None:
         try:
-            done.put(_fetch(url, until, largest, headers, authorities))
+            done.put(_fetch(url, until, largest, headers, _Handler(connections, authorities)))
         except Exception as error:  # An error of this code: it is raised where somebody waits.
             done.put(error)
 
-    # A name server, or a header that comes byte by byte, may take longer: such a thread ends with the process.
+    # A name server may take longer: that thread ends when it has answered.
     threading.Thread(target=work, daemon=True).start()
     try:
         answer = done.get(timeout=left)
     except queue.Empty:
         return Answer(0, failure="timeout")
+    finally:
+        connections.end()
     if isinstance(answer, Exception):
         raise answer
     return answer
 
 
 def _fetch(
-    url: str, until: float, largest: int, headers: t.Mapping[str, str] | None, authorities: ssl.SSLContext | None
+    url: str, until: float, largest: int, headers: t.Mapping[str, str] | None, handler: urllib.request.BaseHandler
 ) -> Answer:
-    opener = urllib.request.build_opener(_Redirects(), urllib.request.HTTPSHandler(context=authorities))
+    opener = urllib.request.build_opener(_Redirects(), handler)
     try:
         request = urllib.request.Request(url, headers=dict(headers or {}))
         with opener.open(request, timeout=max(min(PATIENCE, until - time.monotonic()), 0.01)) as answer:

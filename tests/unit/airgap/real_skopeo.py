@@ -84,7 +84,7 @@ class Registry(t.NamedTuple):
             return b""
 
 
-def _certificates(folder: Path, address: str) -> tuple[Path, Path, Path]:
+def certificates(folder: Path, address: str) -> tuple[Path, Path, Path]:
     """An authority, as people make them: without key usage; and a key and a certificate of an address by it."""
     paths = {name: folder / name for name in ("ca.key", "ca.pem", "tls.key", "tls.csr", "tls.pem", "ext")}
     paths["ext"].write_text(f"subjectAltName=IP:{address}\n")
@@ -109,7 +109,7 @@ def registry(folder: Path, address: str = "127.0.0.1", within: t.Sequence[str] =
     """
     binary, port = local_registry.program(), free_port()
     folder.mkdir(parents=True)
-    authority, key, certificate = _certificates(folder, address)
+    authority, key, certificate = certificates(folder, address)
     (folder / "htpasswd").write_text(f"{USER}:{HASHED}\n")
     auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
     host = f"{address}:{port}"

@@ -10,11 +10,13 @@ import http.client
 import io
 import json
 import socket
+import ssl
 import threading
 import time
 import urllib.request
 
 import pytest
+import real_skopeo
 import served
 import yaml
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import findings, mirrors, web
@@ -323,22 +325,43 @@ def test_a_registry_that_answers_for_a_digest_with_another_image_hasnt_it(server
     assert found[1].reason == f"there is another image, whose digest isn't {other}"
 
 
-def test_a_header_that_never_ends_takes_no_longer_than_the_answer_may():
+@pytest.mark.parametrize("way", ["header", "chunk", "tls", "tls-header"])
+def test_what_never_ends_takes_no_longer_than_the_answer_may_and_leaves_no_thread(tmp_path, way):
+    """A byte from time to time keeps each wait for bytes short."""
+    begin = b"HTTP/1.1 200 OK\r\nX: "
+    if way == "chunk":
+        begin = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;"
+    authority, key, certificate = real_skopeo.certificates(tmp_path, "127.0.0.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    ended = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def answer():
             connection, _address = listening.accept()
+            if way == "tls-header":
+                connection = context.wrap_socket(connection, server_side=True)
             with connection, contextlib.suppress(OSError):
-                connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+                while way == "tls":
+                    # Its handshake doesn't go on.
+                    if not connection.recv(1024):
+                        raise OSError
+                connection.sendall(begin)
                 while True:
                     connection.sendall(b"x")
                     time.sleep(0.05)
+            ended.set()
 
+        before = set(threading.enumerate())
         threading.Thread(target=answer, daemon=True).start()
         began = time.monotonic()
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        assert web.fetch(url, began + 1, 10).failure == "timeout"
+        url = f"{'https' if 'tls' in way else 'http'}://127.0.0.1:{listening.getsockname()[1]}/"
+        assert web.fetcher(str(authority), "a variable")(url, began + 1, 10).failure == "timeout"
         assert time.monotonic() - began < 3
+        for thread in set(threading.enumerate()) - before:
+            thread.join(5)
+        assert set(threading.enumerate()) <= before
+        assert ended.is_set()
 
 
 @pytest.mark.parametrize(
