@@ -37,7 +37,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "control_plane_info": (62, 438),
     "driver_runfile": (8, 30),
     "gpu_acceptance": (41, 342),
-    "gpu_allocation_check": (66, 619),
+    "gpu_allocation_check": (66, 622),
     "gpu_allocation_info": (29, 236),
     "gpu_node_info": (56, 370),
     "gpu_operator": (20, 148),
