@@ -20,7 +20,7 @@ VALIDATOR = f"{PREFIX}operator-validator"
 # Whether it runs containers (also without the label) or virtual machines.
 WORKLOAD, CONTAINER = "nvidia.com/gpu.workload.config", "container"
 WHOLE, DIVIDED = "vm-passthrough", "vm-vgpu"
-# Of the parts that are asked for here, those that run where a ClusterPolicy doesn't say whether. The chart says it of all.
+# Of the parts that are asked for here, those that run where a ClusterPolicy doesn't say it. The chart says it of all.
 USUAL = frozenset(("driver", "toolkit"))
 
 

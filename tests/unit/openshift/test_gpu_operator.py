@@ -722,8 +722,11 @@ def test_a_nodes_workload_is_that_of_the_operator(label, sandbox, workload):
 
 @pytest.mark.parametrize(
     ("part", "usual"),
-    [("driver", True), ("toolkit", True), ("sandboxWorkloads", False), ("vfioManager", False), ("vgpuManager", False)]
-    + [("vgpuDeviceManager", False), ("sandboxDevicePlugin", False), ("kataSandboxDevicePlugin", False)],
+    [
+        *[("driver", True), ("toolkit", True), ("sandboxWorkloads", False), ("vfioManager", False)],
+        *[("vgpuManager", False), ("vgpuDeviceManager", False), ("sandboxDevicePlugin", False)],
+        ("kataSandboxDevicePlugin", False),
+    ],
 )
 def test_a_part_that_isnt_mentioned_runs_as_the_operator_has_it(part, usual):
     for spec in ({}, {part: None}, {part: {}}, {part: {"enabled": None}}):
