@@ -143,16 +143,22 @@ options:
   allowed_pods:
     description:
       - Pods that may use GPUs without requesting one, as patterns of C(namespace/name) with C(*) and C(?). Device plugins and exporters of the
-        known stacks are recognized by their labels.
+        known stacks are recognized by their labels, in the namespaces of O(exempt_namespaces) and O(stack_namespaces) only.
     type: list
     elements: str
     default: []
   exempt_namespaces:
     description:
-      - Namespaces of nodes' own components, whose privileged pods aren't reported. Device plugins and exporters of the known stacks never are.
+      - Namespaces of nodes' own components, whose privileged pods aren't reported, and where device plugins and exporters of the known stacks need no
+        GPU of their own. Name none in which tenants create pods. A pod with the labels of such a component in any other namespace is reported (C1).
     type: list
     elements: str
     default: [kube-system, gpu-operator, nvidia-gpu-operator, gpushare-system]
+  stack_namespaces:
+    description: Further such namespaces, those in which the stacks' components are deployed.
+    type: list
+    elements: str
+    default: []
   schedulers:
     description: Names of schedulers that call gpushare's extender.
     type: list

@@ -27,7 +27,8 @@ class Allocator:
 
     :param backend: a value of gpu_backend.
     :param role: the role that deploys it. Role switch goes through its files of tasks: ``backend_deploy``,
-        ``backend_remove``, ``backend_clean`` on the machine, and ``backend_canary``, the pod that proves it.
+        ``backend_remove``, ``backend_clean`` on the machine, and ``backend_canary``, the pod that proves it. Kata's has
+        ``backend_check``, too, for before the drain.
     :param title: in messages.
     :param label: of a node that has it.
     :param restricted: the label that lets its servers run on a node, which no kubelet may set.

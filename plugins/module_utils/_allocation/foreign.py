@@ -72,19 +72,17 @@ class Operator(t.TypedDict):
     takes: dict[str, list[str]]
 
 
-# Of a ClusterPolicy, by that label's value: each part, and whether it runs where its object doesn't say
-# (NVIDIA/gpu-operator v26.7.0, api/nvidia/v1/clusterpolicy_types.go).
-TAKING: t.Mapping[str, t.Mapping[str, bool]] = {
-    operator_labels.WHOLE: {"vfioManager": True},
-    operator_labels.DIVIDED: {"vgpuManager": False, "vgpuDeviceManager": True},
+# Of a ClusterPolicy, by that label's value.
+TAKING: t.Mapping[str, tuple[str, ...]] = {
+    operator_labels.WHOLE: ("vfioManager",),
+    operator_labels.DIVIDED: ("vgpuManager", "vgpuDeviceManager"),
 }
 
 
 def _takes(spec: JsonObject) -> dict[str, list[str]]:
     """Return the parts of a ClusterPolicy that bind or divide cards of virtual machines."""
     return {
-        workload: [name for name, usual in parts.items() if ((spec.get(name) or {}).get("enabled", usual)) is True]
-        for workload, parts in TAKING.items()
+        workload: [name for name in parts if operator_labels.runs(spec, name)] for workload, parts in TAKING.items()
     }
 
 
@@ -108,9 +106,9 @@ def operators(kube: Kube, labels: t.Iterable[str]) -> tuple[list[Operator], list
         for resource in objects:
             name, annotations = str(resource["metadata"]["name"]), resource["metadata"].get("annotations") or {}
             spec, policy, changed = resource.get("spec") or {}, kind == "ClusterPolicy", CHANGED in annotations
-            # What isn't mentioned is installed.
-            drives, tools = (policy and (spec.get(x) or {}).get("enabled") is not False for x in ("driver", "toolkit"))
-            workloads = policy and (spec.get("sandboxWorkloads") or {}).get("enabled") is True
+            drives, tools, workloads = (
+                policy and operator_labels.runs(spec, part) for part in ("driver", "toolkit", "sandboxWorkloads")
+            )
             installed.append(
                 {
                     "kind": kind,

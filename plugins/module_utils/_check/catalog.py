@@ -16,7 +16,7 @@ COMMON_CHECKS = {
     "C1": Invariant(
         "One stack allocates a node's GPUs",
         "running device plugins, announced resources and the resources registered with kubelet: all of one stack",
-        "FAIL; WARN where no known device plugin runs",
+        "FAIL; WARN where no known device plugin runs, or a pod looks like a component in a tenant's namespace",
         "keep one device plugin on the node, and remove the other's resources and annotations from the node",
         {
             "plugins_of_several_stacks": "device plugins of {stacks} run on this node and allocate the same GPUs",
@@ -28,10 +28,14 @@ COMMON_CHECKS = {
             "{resources}",
             "unknown_plugin": "GPUs are allocatable on this node, and none of its pods is a known device plugin",
             "nothing_announced": "the node has the label {label} and announces no GPU",
+            "unconfirmed": "the pod looks like a device plugin or a helper of one, and nothing says that it is one: "
+            "its namespace {namespace} may be a tenant's, so it is checked as any other pod",
         },
         {
             "unknown_plugin": "find the process that listens on the sockets of kubelet's device-plugins directory",
             "nothing_announced": "read the device plugin's log on the node: it doesn't run, or finds no GPU",
+            "unconfirmed": "if it is a component of the node, and no tenant creates pods in its namespace, add that to "
+            "verify_exempt_namespaces; else find out who created the pod",
         },
     ),
     "C2": Invariant(

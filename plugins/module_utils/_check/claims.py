@@ -12,6 +12,7 @@ from .._contracts import gpushare as contract
 from .._contracts.model import VISIBLE, Pod
 from .catalog_claims import WAITING_SECONDS
 from .gpushare_pods import check_usage
+from .grants import is_own
 from .model import Gpu, ListedClaim, Node, Record, Servers, Snapshot, Specification
 from .parse import join, plural, shorten
 from .result import CheckResult
@@ -195,7 +196,9 @@ def _check_waiting(snapshot: Snapshot, pods: t.Sequence[Pod], result: CheckResul
             result.fail(
                 cause, pod=pod, template=template, key=use.name, api=f"created {snapshot.now - pod.created} s ago"
             )
-    sweeps = any(pod.labels.get(TEMPLATES_LABEL[0]) == TEMPLATES_LABEL[1] and pod.phase == "Running" for pod in pods)
+    key, value = TEMPLATES_LABEL
+    running = [pod for pod in pods if pod.phase == "Running" and is_own(pod, snapshot.options)]
+    sweeps = any(pod.labels.get(key) == value for pod in running)
     left = sorted(snapshot.templates - named)
     if left and not sweeps:
         result.warn("templates_left", templates=join(left), number=len(left), key="templates", api=join(left))

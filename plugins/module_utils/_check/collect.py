@@ -87,6 +87,7 @@ ARGUMENTS: JsonObject = {
     "allowed_processes": {"type": "list", "elements": "str", "default": list(PROCESSES)},
     "allowed_pods": {"type": "list", "elements": "str", "default": []},
     "exempt_namespaces": {"type": "list", "elements": "str", "default": list(EXEMPT_NAMESPACES)},
+    "stack_namespaces": {"type": "list", "elements": "str", "default": []},
     "schedulers": {"type": "list", "elements": "str", "default": list(SCHEDULERS)},
     "hami_schedulers": {"type": "list", "elements": "str", "default": list(HAMI_SCHEDULERS)},
     "grace_seconds": {"type": "int", "default": GRACE_SECONDS},
@@ -162,6 +163,7 @@ def check(
 def _options(params: JsonObject) -> Options:
     names = ("allowed_processes", "allowed_pods", "exempt_namespaces", "schedulers", "hami_schedulers")
     lists = {name: tuple(params[name]) for name in names}
+    lists["exempt_namespaces"] += tuple(params["stack_namespaces"])
     return Options(**lists, grace_seconds=params["grace_seconds"], extender=params["extender"])
 
 

@@ -21,6 +21,8 @@ from .grants import (
     gpu_requests,
     grant_of,
     is_exempt,
+    is_own,
+    is_unconfirmed,
     physical_gpus,
     requests_devices,
     requests_gpu,
@@ -65,8 +67,14 @@ def has_gpus(node: Node) -> bool:
 def one_stack(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
     """Check C1: one stack allocates the node's GPUs."""
     result.count()
-    running = [pod for pod in node.pods if pod.phase == "Running" and not pod.terminating and device_plugin_of(pod)]
-    stacks = sorted({device_plugin_of(pod) for pod in running})
+    options = snapshot.options
+    running = [
+        pod for pod in node.pods if pod.phase == "Running" and not pod.terminating and device_plugin_of(pod, options)
+    ]
+    stacks = sorted({device_plugin_of(pod, options) for pod in running})
+    unconfirmed = [pod for pod in node.pods if pod.active and has_gpus(node) and is_unconfirmed(pod, options)]
+    for pod in unconfirmed:
+        result.warn("unconfirmed", pod=pod, key="unconfirmed", namespace=pod.namespace, api=_labels(pod))
     registered = sorted(name for name, ids in node.kubelet.registered.items() if ids and gpu_requests({name: 1}))
     both_registered = len({name == contract.RESOURCE_MEMORY for name in registered}) > 1
     announced = sorted({"gpushare" if name in ("gpushare", "gpushare-upstream") else name for name in node.backends})
@@ -84,12 +92,16 @@ def one_stack(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
         result.fail(cause, stacks=join(announced), resource=contract.RESOURCE_COUNT, **planes)
     elif node.observed and not node.kubelet.problem and both_registered:
         result.fail("several_stacks_registered", resources=join(registered), **planes)
-    elif not running and node.backends and any(gpu_requests(node.allocatable)):
+    elif not (running or unconfirmed) and node.backends and any(gpu_requests(node.allocatable)):
         sockets = f"sockets: {join(node.kubelet.sockets)}" if node.kubelet.sockets else ""
         result.warn("unknown_plugin", api=api, kubelet=sockets)
     elif not node.backends and (has_label(node) or backend_of(node) not in ("", *backends.VIRTUAL)):
         label = label_of(allocation_of(node)) if has_label(node) else f"{backends.LABEL}={backend_of(node)}"
         result.fail("nothing_announced", label=label, api=api)
+
+
+def _labels(pod: Pod) -> str:
+    return f"labels: {join(f'{shorten(key)}={shorten(value)}' for key, value in sorted(pod.labels.items()))}"
 
 
 def allocations_match_requests(node: Node, snapshot: Snapshot, result: CheckResult) -> None:
@@ -195,10 +207,10 @@ def pods_see_own_gpus(node: Node, snapshot: Snapshot, result: CheckResult) -> No
     if node.kubelet.device_nodes is None and has_gpus(node):
         result.unknown("no_data", why=node.kubelet.problem or "the containers' device nodes weren't read")
     for pod in node.pods:
-        if not pod.active or is_exempt(pod, snapshot.options.allowed_pods):
+        if not pod.active or is_exempt(pod, snapshot.options):
             continue
         result.count()
-        reported = has_gpus(node) and pod.key.partition("/")[0] not in snapshot.options.exempt_namespaces
+        reported = has_gpus(node) and not is_own(pod, snapshot.options)
         for container in pod.containers:
             if container.init and pod.phase == "Running":
                 continue

@@ -15,7 +15,7 @@ from .._contracts import hami
 from .._contracts.gpushare import Card
 from .._contracts.model import VISIBLE, Pod
 from .._contracts.nvidia_plugin import is_gpu_resource
-from .model import HAMI, Entry, Gpu, Node, Process
+from .model import HAMI, Entry, Gpu, Node, Options, Process
 from .parse import shorten
 
 NO_GPUS = ("", "void", "none")
@@ -25,7 +25,8 @@ OTHER_CDI_CLASSES = ("gds", "mofed", "gdrcopy", "imex-channel")
 MIG_POSITION = re.compile("[0-9]{1,4}:[0-9]{1,4}")
 # This collection's DRA driver.
 DRIVER_NAME = "gpushare-dra-driver"
-# Labels of the stacks' own pods: device plugins, and others that may use GPUs.
+# Labels of the stacks' own pods: device plugins, and others that may use GPUs. Anybody may give his pods these labels,
+# and an owner that is a DaemonSet; so they count only in a namespace of nodes' own components.
 PLUGINS: t.Mapping[str, tuple[tuple[str, str], ...]] = {
     "gpushare": (
         ("component", "gpushare-device-plugin"),
@@ -76,18 +77,40 @@ def is_driver(pod: Pod) -> bool:
     return pod.labels.get("app.kubernetes.io/name") == DRIVER_NAME
 
 
-def device_plugin_of(pod: Pod) -> str:
-    """Return the stack whose device plugin a pod is; empty for any other pod."""
-    if MPS_DAEMON in pod.key:
+def is_own(pod: Pod, options: Options) -> bool:
+    """Return whether a pod is in a namespace of nodes' own components, where no tenant creates pods."""
+    return pod.namespace in options.exempt_namespaces
+
+
+def _labelled(pod: Pod) -> str:
+    """Return the stack whose device plugin a pod's labels say that it is; empty for any other pod."""
+    if MPS_DAEMON in pod.name:
         return ""
     return next((who for who, labels in PLUGINS.items() if any(pod.labels.get(k) == v for k, v in labels)), "")
 
 
-def is_exempt(pod: Pod, patterns: t.Iterable[str]) -> bool:
-    """Return whether a pod needs no allocation: a stack's own, or one that the user allows."""
-    if device_plugin_of(pod) or MPS_DAEMON in pod.key or any(pod.labels.get(key) == value for key, value in HELPERS):
+def _resembles(pod: Pod) -> bool:
+    """Return whether a pod looks like one of a stack's own, by what its creator chooses."""
+    if _labelled(pod) or MPS_DAEMON in pod.name:
         return True
-    return any(fnmatch.fnmatchcase(pod.key, pattern) for pattern in patterns)
+    return any(pod.labels.get(key) == value for key, value in HELPERS)
+
+
+def device_plugin_of(pod: Pod, options: Options) -> str:
+    """Return the stack whose device plugin a pod is; empty for any other pod."""
+    return _labelled(pod) if is_own(pod, options) else ""
+
+
+def is_exempt(pod: Pod, options: Options) -> bool:
+    """Return whether a pod needs no allocation: a stack's own, or one that the user allows."""
+    if is_own(pod, options) and _resembles(pod):
+        return True
+    return any(fnmatch.fnmatchcase(pod.key, pattern) for pattern in options.allowed_pods)
+
+
+def is_unconfirmed(pod: Pod, options: Options) -> bool:
+    """Return whether a pod looks like one of a stack's own, and is in a namespace that may be a tenant's."""
+    return _resembles(pod) and not is_exempt(pod, options)
 
 
 def gpu_requests(requests: t.Mapping[str, int]) -> dict[str, int]:

@@ -65,7 +65,8 @@ class Options:
 
     :param allowed_processes: names of processes outside pods that may use GPUs.
     :param allowed_pods: ``namespace/name`` patterns of pods that may use GPUs without requesting them.
-    :param exempt_namespaces: namespaces of nodes' own components, whose pods may be privileged.
+    :param exempt_namespaces: namespaces of nodes' own components, whose pods may be privileged; only there a pod is a
+        stack's own by its labels.
     :param schedulers: schedulers that call gpushare's extender.
     :param hami_schedulers: schedulers that call HAMi's extender.
     :param grace_seconds: between two samples.

@@ -57,7 +57,7 @@ def process_has_owner(node: Node, snapshot: Snapshot, result: CheckResult) -> No
                 continue
             result.count()
             pod = pods.get(process.pod_uid) if process.pod_uid else None
-            if pod is not None and ((pod.active and requests_gpu(pod)) or is_exempt(pod, options.allowed_pods)):
+            if pod is not None and ((pod.active and requests_gpu(pod)) or is_exempt(pod, options)):
                 continue
             if pod is None and not process.pod_uid and has_name(process.name, options.allowed_processes):
                 continue

@@ -15,6 +15,7 @@ import hashlib
 import json
 import typing as t
 
+from .._contracts import operator_labels
 from .._contracts.backends import KATA
 from .._contracts.card_layouts import Problem
 from .._contracts.gpushare import node_resource
@@ -83,13 +84,8 @@ def operated(policies: t.Iterable[JsonObject], kind: str) -> bool:
     """Return whether the GPU Operator runs this kind of plugin itself."""
     for policy in policies:
         spec = policy.get("spec") or {}
-        workloads = spec.get("sandboxWorkloads") or {}
-        part = spec.get(PARTS[kind]) or {}
-        if (
-            workloads.get("enabled")
-            and (workloads.get("mode") or KUBEVIRT) == kind
-            and part.get("enabled") is not False
-        ):
+        mode = (spec.get("sandboxWorkloads") or {}).get("mode") or KUBEVIRT
+        if mode == kind and all(operator_labels.runs(spec, part) for part in ("sandboxWorkloads", PARTS[kind])):
             return True
     return False
 

@@ -31,7 +31,7 @@ from .._contracts.gpushare import (
     quantity,
 )
 from .._contracts.nvidia_plugin import LABEL_PRESENT as PRESENT
-from .._contracts.operator_labels import CONTAINER, VALIDATOR, WORKLOAD
+from .._contracts.operator_labels import CONTAINER, VALIDATOR, workload_of
 from .._contracts.operator_labels import DEVICE_PLUGIN as PLUGIN
 from .._contracts.operator_labels import PREFIX as DEPLOY
 from .._contracts.operator_labels import TOOLKIT as OWN_TOOLKIT
@@ -148,9 +148,7 @@ class State:
 
     def operated(self, labels: JsonObject) -> bool:
         """Return whether the operator runs its pods for containers on a node, by the node's labels."""
-        sandbox = self.spec.get("sandboxWorkloads") or {}
-        workload = labels.get(WORKLOAD) or sandbox.get("defaultWorkload") or CONTAINER
-        with_containers = sandbox.get("enabled") is not True or workload == CONTAINER
+        with_containers = workload_of(labels, self.spec) == CONTAINER
         return with_containers and labels.get(PRESENT) == "true" and labels.get(OPERANDS) != "false"
 
     def has_gpu(self, node: JsonObject) -> bool:

@@ -40,6 +40,7 @@ def checked(world: JsonObject, before: JsonObject | None = None, scope: str = "a
     given = Options(
         **{
             "allowed_processes": cluster.PROCESSES,
+            "exempt_namespaces": cluster.EXEMPT_NAMESPACES,
             "schedulers": cluster.SCHEDULERS,
             "hami_schedulers": cluster.HAMI_SCHEDULERS,
             "extender": world.get("extender"),

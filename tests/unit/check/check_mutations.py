@@ -164,6 +164,13 @@ breaks("C1", "ours_cdi", "two pods of the device plugin run on one node", "sever
     lambda w: w["pods"].append({**plugin(OUR_PLUGIN), "metadata": {**plugin(OUR_PLUGIN)["metadata"], "name": "second"}})
 )
 
+breaks("C1", "hami_json", "a tenant's pod has the label of HAMi's device plugin", "unconfirmed", "WARN")(
+    lambda w: w["pods"].append(pod(60, [container("main")], labels=HAMI_PLUGIN, namespace="team"))
+)
+breaks("C1", "nvidia_exclusive", "the device plugin is in a namespace that isn't known", "unconfirmed", "WARN")(
+    lambda w: the_pod(w, -2)["metadata"].update(namespace="gpu-stack")
+)
+
 breaks("C2", "ours_envvar", "a process outside any pod uses a GPU", "outside_pods")(
     lambda w: card(w)["processes"].append(host_process(4711, "python3", 200))
 )
@@ -172,6 +179,13 @@ breaks("C2", "hami_json", "a process of a pod that requests no GPU uses one", "p
 )
 breaks("C2", "nvidia_exclusive", "a process of a deleted pod still runs", "unknown_pod")(
     lambda w: card(w)["processes"].append(process(70, 711, 200))
+)
+
+breaks("C2", "ours_cdi", "a tenant's pod has a device plugin's label and uses a GPU", "pod_without_request")(
+    lambda w: (
+        w["pods"].append(pod(60, [container("main")], labels=OUR_PLUGIN, namespace="team")),
+        card(w)["processes"].append(process(60, 611, 200)),
+    )
 )
 
 breaks("C3", "ours_envvar", "a pod's process uses another GPU", "other_gpu")(

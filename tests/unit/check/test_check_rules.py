@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 import pytest
+from ansible_collections.kubegpu.share.plugins.module_utils._check.grants import HELPERS, PLUGINS
 from ansible_collections.kubegpu.share.plugins.module_utils._check.parse import parse_int, shorten
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts import gpushare as contract
 from ansible_collections.kubegpu.share.plugins.module_utils._contracts.model import parse_time
@@ -94,16 +95,56 @@ def test_what_kubelet_still_reports_of_the_back_end_before_is_no_finding(
     assert "C6" in failing(checked(first))
 
 
-@pytest.mark.parametrize(("component", "level"), [("hami-scheduler", None), ("web", "FAIL")])
-def test_the_scheduler_of_hami_may_see_all_cards(component: str, level: str | None) -> None:
+@pytest.mark.parametrize(
+    ("component", "namespace", "level"),
+    [("hami-scheduler", "kube-system", None), ("web", "kube-system", "FAIL"), ("hami-scheduler", "team", "FAIL")],
+)
+def test_the_scheduler_of_hami_may_see_all_cards(component: str, namespace: str, level: str | None) -> None:
     # Its image sets NVIDIA_VISIBLE_DEVICES=all, so NVIDIA's default runtime gives it every card of its node.
     world = recorded("hami_json")
-    world["pods"].append(pod(60, [container("main")], labels={"app.kubernetes.io/component": component}))
+    labels = {"app.kubernetes.io/component": component}
+    world["pods"].append(pod(60, [container("main")], labels=labels, namespace=namespace))
     has_devices(world, world["pods"][-1], 0)
     if level is None:
         clean(world)
     else:
         only(world, level, "C8", "other_devices")
+
+
+# What a tenant can give a pod in his own namespace: name and labels.
+DISGUISES = [
+    *[("web", dict([label])) for labels in PLUGINS.values() for label in labels],
+    *[("web", dict([label])) for label in HELPERS],
+    ("mps-control-daemon", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "labels"), DISGUISES)
+@pytest.mark.parametrize("namespace", ["team", "mps-control-daemon", "kube-system-2"])
+def test_a_tenants_pod_that_looks_like_a_component_is_checked_and_reported(
+    name: str, labels: dict[str, str], namespace: str
+) -> None:
+    world = recorded("ours_envvar")
+    world["pods"].append(pod(60, [container("main")], labels=labels, name=name, namespace=namespace))
+    has_devices(world, world["pods"][-1], 0)
+    card(world)["processes"].append(process(60, 6, 10))
+    report = checked(world)
+    assert failing(report) == {"C2", "C8"}
+    [mine] = [finding for finding in report["findings"] if finding["cause"] == "unconfirmed"]
+    assert (mine["check"], mine["level"], mine["pod"]) == ("C1", "WARN", f"{namespace}/{name}")
+    assert namespace in mine["what"] and "verify_exempt_namespaces" in mine["do"]
+    # In a namespace of nodes' own components it is one; a second device plugin is too many nevertheless.
+    assert failing(checked(world, exempt_namespaces=("kube-system", namespace))) <= {"C1"}
+    clean(world, allowed_pods=(f"{namespace}/*",))
+
+
+def test_a_tenant_cant_pretend_that_templates_are_swept() -> None:
+    world = recorded("claims_beside_extender")
+    world["templates"].append("default/gpu-mem-7")
+    labels = {"app.kubernetes.io/name": "gpushare-dra-templates"}
+    world["pods"].append(pod(60, [container("main")], labels=labels, namespace="team"))
+    only(world, "WARN", "D8", "templates_left")
+    clean(world, exempt_namespaces=("kube-system", "team"))
 
 
 def test_a_privileged_pod_is_reported_as_such() -> None:
@@ -179,7 +220,7 @@ def test_a_pods_own_device_node_and_those_of_a_nodes_own_component_are_its_right
     component["metadata"]["namespace"] = "storage"
     world["pods"].append(component)
     has_devices(world, component, 0, 1)
-    clean(world, exempt_namespaces=("storage",))
+    clean(world, exempt_namespaces=("kube-system", "storage"))
     mine = only(world, "WARN", "C8", "privileged")
     assert (mine["pod"], mine["node"]) == (contract.pod_key(component), NODE)
     # One that is exempt for its name, as NVIDIA's exporter, needs no namespace.

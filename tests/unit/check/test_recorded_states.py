@@ -39,11 +39,23 @@ def test_each_recording_is_tested() -> None:
 
 @pytest.mark.parametrize("name", STATES)
 def test_no_check_fails(name: str) -> None:
-    report = checked(state(name))
+    report = checked(state(name), exempt_namespaces=("hami-system", "nvidia-device-plugin"))
     compared, warned = STATES[name]
     assert found(report, "FAIL", "UNKNOWN") == []
     assert {(finding["check"], finding["cause"]) for finding in report["findings"]} == warned
     assert {check["id"] for check in report["checks"] if check["n"]} == compared
+
+
+def test_components_in_a_namespace_that_isnt_configured_are_each_named() -> None:
+    report = checked(state(MIXED), exempt_namespaces=("nvidia-device-plugin",))
+    mine = [one for one in report["findings"] if one["cause"] == "unconfirmed"]
+    assert [one["pod"].partition("-wbtst")[0].partition("-bbf")[0] for one in mine] == [
+        "hami-system/hami-device-plugin",
+        "hami-system/hami-scheduler",
+    ]
+    assert all("hami-system" in one["what"] and "verify_exempt_namespaces" in one["do"] for one in mine)
+    # The one finding says it.
+    assert not [one for one in report["findings"] if one["cause"] == "unknown_plugin"]
 
 
 def test_the_table_of_the_mixed_cluster() -> None:

@@ -107,7 +107,8 @@ def test_findings_are_reported_despite_an_unwritable_file_and_a_second_run_has_n
     problems = {node: one["problem"] for node, one in evidence(first).items()}
     assert problems["gpu1"] == "" and "wasn't observed" in problems["gpu2"]
     assert first["allowed_processes"] == ["Xorg", "dcgm"] and first["allowed_pods"] == ["monitoring/*"]
-    assert first["exempt_namespaces"] == ["storage", "kube-system", "gpushare-system"]
+    assert first["exempt_namespaces"] == ["storage", "kube-system"]
+    assert first["stack_namespaces"] == ["gpushare-system"]
     assert first["hami_schedulers"] is None and first["schedulers"] is None
     assert first["servers"]["problem"] == "control_plane: this group is empty"
     # The second run has no state of the first one.
@@ -120,6 +121,41 @@ def test_findings_are_reported_despite_an_unwritable_file_and_a_second_run_has_n
     # Reported although the page can't be written.
     assert rc == 2 and "doesn't exist on the controller" in text, text
     assert len(re.findall("^(?:WARN|UNKNOWN): .* checks? passed", text, re.MULTILINE)) == 2, text
+
+
+def defaults_of(*roles):
+    return {
+        key: value
+        for role in roles
+        for key, value in yaml.safe_load((ROOT / "roles" / role / "defaults/main.yml").read_text()).items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("backends", "given", "stacks"),
+    [
+        ({}, {}, []),
+        # No node has them: their namespaces may be anybody's.
+        ({"hami": [], "nvidia": [], "virtual": []}, {}, []),
+        ({"hami": ["gpu1"]}, {}, ["hami_namespace"]),
+        (
+            {"nvidia": ["gpu1"], "virtual": ["gpu2"]},
+            {},
+            ["nvidia_device_plugin_namespace", "sandbox_device_plugin_namespace"],
+        ),
+        ({"hami": ["gpu1"]}, {"hami_namespace": "gpu-stack"}, ["hami_namespace"]),
+        ({}, {"hami_namespace": "gpu-stack"}, ["hami_namespace"]),
+        ({}, {"gpu_operator_namespace": "nvidia"}, ["gpu_operator_namespace"]),
+        ({}, {"nvidia_device_plugin_operator_namespace": "nvidia"}, ["nvidia_device_plugin_operator_namespace"]),
+    ],
+)
+def test_components_are_known_in_the_namespaces_of_the_back_ends_that_nodes_have(backends, given, stacks):
+    """By default these are the roles' own."""
+    texts = yaml.safe_load((ROOT / "roles/verify/vars/main.yml").read_text())
+    known = {name: texts[name] for name in ("__verify_backends", "__verify_stack_namespaces")}
+    known |= {"hostvars": {"localhost": {"gpu_backends": backends}}, "verify_namespace": "gpushare", **given}
+    expected = {**defaults_of("hami", "nvidia_device_plugin", "sandbox_device_plugin"), **given}
+    assert template("{{ __verify_stack_namespaces }}", **known) == ["gpushare", *(expected[name] for name in stacks)]
 
 
 @pytest.mark.parametrize(("count", "left"), [(0, 0), (100, 0), (101, 1)])

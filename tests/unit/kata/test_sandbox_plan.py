@@ -134,12 +134,16 @@ def test_only_the_pods_of_nodes_with_other_cards_are_replaced():
 @pytest.mark.parametrize(
     ("kind", "workloads", "part", "theirs"),
     [
-        ("kata", {"enabled": True, "mode": "kata"}, {}, True),
+        ("kata", {"enabled": True, "mode": "kata"}, {"kataSandboxDevicePlugin": {"enabled": True}}, True),
+        # What isn't mentioned doesn't run.
+        ("kata", {"enabled": True, "mode": "kata"}, {}, False),
+        ("kata", {"enabled": True, "mode": "kata"}, {"sandboxDevicePlugin": {"enabled": True}}, False),
         ("kata", {"enabled": True, "mode": "kata"}, {"kataSandboxDevicePlugin": {"enabled": False}}, False),
-        ("kata", {"enabled": True}, {}, False),
-        ("kata", {"enabled": False, "mode": "kata"}, {}, False),
-        ("kubevirt", {"enabled": True}, {}, True),
-        ("kubevirt", {"enabled": True, "mode": "kata"}, {}, False),
+        ("kata", {"enabled": True}, {"kataSandboxDevicePlugin": {"enabled": True}}, False),
+        ("kata", {"enabled": False, "mode": "kata"}, {"kataSandboxDevicePlugin": {"enabled": True}}, False),
+        ("kubevirt", {"enabled": True}, {"sandboxDevicePlugin": {"enabled": True}}, True),
+        ("kubevirt", {"enabled": True}, {}, False),
+        ("kubevirt", {"enabled": True, "mode": "kata"}, {"sandboxDevicePlugin": {"enabled": True}}, False),
     ],
 )
 def test_what_the_gpu_operator_runs_is_left_to_it(kind, workloads, part, theirs):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts import operator_labels
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, NotInEffect
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
@@ -108,7 +109,7 @@ class Operator:
     @staticmethod
     def nodes(kube):
         found = {ref.name: one for ref, one in kube.objects.items() if ref.kind == "Node"}
-        kept = {subject.PRESENT: "true", subject.OPERANDS: "true", subject.WORKLOAD: "container"}
+        kept = {subject.PRESENT: "true", subject.OPERANDS: "true", operator_labels.WORKLOAD: "container"}
         return {
             name: one
             for name, one in found.items()
@@ -690,13 +691,48 @@ def test_node_for_virtual_machines_is_no_other_node(by_label):
     node_labels(kube, "vm").clear()
     node_labels(kube, "vm").update({subject.PRESENT: "true", f"{subject.DEPLOY}vfio-manager": "true"})
     kind, name = ("vm-passthrough", "vm") if by_label else ("container", "a")
-    node_labels(kube, name)[subject.WORKLOAD] = kind
+    node_labels(kube, name)[operator_labels.WORKLOAD] = kind
     before = dict(node_labels(kube, "vm"))
     run(kube, "a")
     assert (settings(kube), labels(kube, "a")) == ((False, False), ON)
     assert node_labels(kube, "vm") == before
     run(kube, state="absent")
     assert node_labels(kube, "vm") == before and settings(kube) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("label", "sandbox", "workload"),
+    [
+        ("vm-passthrough", {}, "container"),
+        ("vm-passthrough", {"enabled": False, "defaultWorkload": "vm-vgpu"}, "container"),
+        ("vm-passthrough", {"enabled": True, "defaultWorkload": "container"}, "vm-passthrough"),
+        ("vm-vgpu", {"enabled": True}, "vm-vgpu"),
+        ("container", {"enabled": True, "defaultWorkload": "vm-vgpu"}, "container"),
+        (None, {"enabled": True, "defaultWorkload": "vm-vgpu"}, "vm-vgpu"),
+        (None, {"enabled": True}, "container"),
+        # Another word counts as none.
+        ("vm_passthrough", {"enabled": True, "defaultWorkload": "vm-vgpu"}, "vm-vgpu"),
+        ("", {"enabled": True, "defaultWorkload": "else"}, "container"),
+    ],
+)
+def test_a_nodes_workload_is_that_of_the_operator(label, sandbox, workload):
+    labels = {} if label is None else {operator_labels.WORKLOAD: label}
+    assert operator_labels.workload_of(labels, {"sandboxWorkloads": sandbox}) == workload
+
+
+@pytest.mark.parametrize(
+    ("part", "usual"),
+    [
+        *[("driver", True), ("toolkit", True), ("sandboxWorkloads", False), ("vfioManager", False)],
+        *[("vgpuManager", False), ("vgpuDeviceManager", False), ("sandboxDevicePlugin", False)],
+        ("kataSandboxDevicePlugin", False),
+    ],
+)
+def test_a_part_that_isnt_mentioned_runs_as_the_operator_has_it(part, usual):
+    for spec in ({}, {part: None}, {part: {}}, {part: {"enabled": None}}):
+        assert operator_labels.runs(spec, part) is usual
+    for enabled in (True, False):
+        assert operator_labels.runs({part: {"enabled": enabled}}, part) is enabled
 
 
 @pytest.mark.parametrize("key", [subject.PLUGIN, subject.OWN_TOOLKIT])

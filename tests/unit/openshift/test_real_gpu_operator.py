@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.kubegpu.share.plugins.module_utils._contracts import operator_labels
 from ansible_collections.kubegpu.share.plugins.module_utils._core.wait import Waiting
 from ansible_collections.kubegpu.share.plugins.module_utils._kube.client import RealKube
 from ansible_collections.kubegpu.share.plugins.module_utils._openshift import gpu_operator as subject
@@ -292,7 +293,7 @@ def test_node_for_virtual_machines() -> None:
     sandbox = {"sandboxWorkloads": {"enabled": True}, "vfioManager": component(), "sandboxDevicePlugin": component()}
     sandbox |= {"vgpuManager": off, "vgpuDeviceManager": off, "ccManager": off, "kataSandboxDevicePlugin": off}
     with cluster(CRIO, **sandbox) as live:
-        change = {"metadata": {"labels": {subject.WORKLOAD: "vm-passthrough"}}}
+        change = {"metadata": {"labels": {operator_labels.WORKLOAD: "vm-passthrough"}}}
         live.server.request("PATCH", "/api/v1/nodes/b", change, MERGE)
         end = time.monotonic() + MOST
         while "device-plugin" in live.labels("b"):

@@ -7,6 +7,7 @@ No kubelet and no server runs: a thread does in the API what they would do on th
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -439,6 +440,34 @@ def test_the_playbook_validates_before_it_takes_over_one_node_at_a_time():
 
 # ---------------------------------------------------------------- virtual machines
 
+RUNTIME_CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
+
+
+@pytest.mark.long
+def test_a_node_that_kata_isnt_ready_for_isnt_drained(machine, driver, tmp_path):
+    server = machine.server
+    begin(machine, tmp_path, "extender")
+    pod(server, "stays", 2)
+    before = machine.node()["metadata"]
+    # Of this machine: Kata isn't installed.
+    refused = virtual(machine, tmp_path, "kata", node_facts(tmp_path), switch_force=True)
+    text = " ".join(refused.text.split())
+    assert refused.rc != 0 and "Kata's shim isn't at /opt/kata" in text and "Cordon the node" not in text, refused.text
+    # A machine that has all of it, and another RuntimeClass than is asked for.
+    body = {"metadata": {"name": "kata-qemu-nvidia-gpu"}, "handler": "runc"}
+    server.request("POST", RUNTIME_CLASSES, body)
+    codes = ["no_kvm", "no_shim", "no_config", "no_handler", "not_loaded", "kubelet_gate", "kubelet_timeout"]
+    has_all = "-e", json.dumps({"__kata_managed": codes})
+    refused = virtual(machine, tmp_path, "kata", node_facts(tmp_path), *has_all)
+    server.request("DELETE", f"{RUNTIME_CLASSES}/kata-qemu-nvidia-gpu")
+    text = " ".join(refused.text.split())
+    assert refused.rc != 0 and "has the handler runc and not kata-qemu-nvidia-gpu" in text, refused.text
+    assert "Cordon the node" not in text and finished(machine) and "stays" in pods(server)
+    after = machine.node()["metadata"]
+    assert (after["labels"], after.get("annotations")) == (before["labels"], before.get("annotations"))
+    server.request("DELETE", f"{DEFAULT_PODS}/stays", {"gracePeriodSeconds": 0})
+
+
 LAUNCHER = {"kubevirt.io": "virt-launcher"}
 
 
@@ -452,11 +481,11 @@ def node_facts(tmp_path, *bound):
     return {**found, "gpus": gpus.pci(stand_in)[0], "passthrough": passthrough_facts.facts(stand_in)}
 
 
-def virtual(machine, folder, to, known, **variables):
+def virtual(machine, folder, to, known, *words, **variables):
     # The driver and the blacklist would be this machine's.
     own = {"gpu_node": known, "gpu_node_software": "provider", "nouveau_state": "absent", "nouveau_keep_file": True}
     given = {"gpushare_allocation": "extender", "gpu_backend": to, **own, **variables}
-    return switch(machine, folder, "extender", **given)
+    return switch(machine, folder, "extender", *words, **given)
 
 
 @pytest.mark.long

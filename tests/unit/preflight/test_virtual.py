@@ -134,14 +134,18 @@ OPERATED = {"nvidia.com/gpu.deploy.operands": "true"}
 @pytest.mark.parametrize(
     ("backend", "parts", "refused"),
     [
-        # What isn't mentioned runs, but for the vGPU manager.
-        ("passthrough", {}, ["vfioManager"]),
-        ("kata", {}, ["vfioManager"]),
-        ("vgpu", {}, ["vgpuDeviceManager"]),
-        ("vgpu", {"vgpuManager": True}, ["vgpuManager", "vgpuDeviceManager"]),
+        ("passthrough", {"vfioManager": True}, ["vfioManager"]),
+        ("kata", {"vfioManager": True}, ["vfioManager"]),
+        ("vgpu", {"vgpuDeviceManager": True}, ["vgpuDeviceManager"]),
+        ("vgpu", {"vgpuManager": True, "vgpuDeviceManager": True}, ["vgpuManager", "vgpuDeviceManager"]),
+        # What isn't mentioned doesn't run.
+        ("passthrough", {}, []),
+        ("kata", {}, []),
+        ("vgpu", {}, []),
+        ("vgpu", {"vfioManager": True}, []),
         ("passthrough", {"vfioManager": False}, []),
         ("vgpu", {"vgpuDeviceManager": False}, []),
-        ("passthrough", {"workloads": False}, []),
+        ("passthrough", {"workloads": False, "vfioManager": True}, []),
     ],
 )
 def test_parts_of_the_gpu_operator_that_would_take_the_same_cards_are_refused(backend, parts, refused):
