@@ -9,6 +9,9 @@ import contextlib
 import resource
 import typing as t
 
+# Bytes that each file may have: programs write others beside the one that is meant, as ssh its known_hosts.
+LEAST = 1 << 20
+
 
 @contextlib.contextmanager
 def largest_file(size: int) -> t.Iterator[None]:
@@ -16,10 +19,10 @@ def largest_file(size: int) -> t.Iterator[None]:
 
     Such a write fails with EFBIG, and ends a program that doesn't expect that.
 
-    :param size: bytes; a lower limit that the process has stays.
+    :param size: bytes, of which ``LEAST`` are always allowed; a lower limit that the process has stays.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    limits = [limit for limit in (size, soft, hard) if limit != resource.RLIM_INFINITY]
+    limits = [limit for limit in (max(size, LEAST), soft, hard) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_FSIZE, (min(limits), hard))
     try:
         yield

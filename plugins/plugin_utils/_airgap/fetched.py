@@ -145,7 +145,7 @@ def _transferred(source: str, target: str, file: Remote, transfer: Transfer) -> 
     """
     failure: Exception | None = None
     try:
-        # One byte more tells the right file from what never ends.
+        # One byte more tells what is too long from the right file.
         with largest_file(file.bytes + 1):
             transfer(source, target)
     except Exception as error:  # However the connection reports it.
