@@ -45,7 +45,7 @@ from .wanted import Outcome, Package, Part, Resolved, wanted_sets
 FAMILIES = {"debian": APT, "redhat": RPM, "suse": RPM}
 PACKAGES = "work/packages"
 # Bytes of a file that one of the programs here writes at most. apt and zypper stop by themselves where a file is longer
-# than listed; dnf takes metadata of any length. No package or list of a distribution is as large.
+# than listed; dnf takes metadata of any length. Nothing that GPU nodes need is as large.
 LARGEST_FILE = 4 << 30
 
 

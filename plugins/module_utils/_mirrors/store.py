@@ -26,7 +26,7 @@ PART = ".part"
 CHUNK = 1 << 20
 # Seconds without an answer.
 TIMEOUT = 60.0
-# Bytes of a file of which no metadata says its size, and that is metadata itself: Fedora's largest list has 100 MiB.
+# Bytes of a file of which no metadata says the size, such as a signature, and of a list that is read at once.
 LARGEST = 1 << 30
 
 

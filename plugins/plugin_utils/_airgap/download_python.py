@@ -32,8 +32,8 @@ from .table import Row
 
 # Seconds of pip and of ansible-galaxy.
 SECONDS = 3600.0
-# Bytes that they bring at once, of which nothing says how many they are. A set has some 20 MB, which pip has twice for
-# a moment; more than this is a server that doesn't end.
+# Bytes that they bring at once, of which nothing says how many they are. A set is some packages of a few MB, which pip
+# has twice for a moment; more than this is a server that doesn't end.
 LARGEST_SET = 1 << 30
 # uname's names of processors by dpkg's, which the list has.
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}

@@ -202,9 +202,10 @@ def test_the_gpu_operators_nodes_get_its_images_and_no_packages():
 
 
 # --------------------------------------------------------------------------- formats
-# As read on 2026-11-30 in the sources: oc-mirror 855b64a3 refuses unknown fields, a catalogue, package or channel that
-# is there twice, and a configuration without mirror; Hauler 923a92d ignores unknown fields, takes all platforms where
-# none is named, and skips a document without apiVersion or kind. Neither program was run.
+# As read on 2026-11-30 in the sources, and tried with programs built of them, on images and a catalogue of our own:
+# oc-mirror 855b64a3 refuses unknown fields, a catalogue, package or channel that is there twice, and a configuration
+# without mirror; Hauler 923a92d ignores unknown fields, takes all platforms where none is named, skips a document
+# without apiVersion or kind, and keeps one of several files whose names are equal without regard to case.
 
 
 def operator(name, channel):
@@ -269,6 +270,20 @@ def test_hauler_takes_images_charts_and_files():
     ]
 
 
+def test_hauler_gets_names_for_files_that_it_would_take_for_one():
+    known = of(machine("debian-12"), machine("ubuntu-24.04", "gpu2"))
+    documents = list(yaml.safe_load_all(formats.text("hauler", needed(LIST, known), known)))
+    [files] = [document["spec"]["files"] for document in documents if document["kind"] == "Files"]
+    names = {row["path"]: row.get("name") for row in files}
+    place = NVIDIA.removeprefix("https://").replace("/", "-")
+    assert {path: name for path, name in names.items() if name} == {
+        f"{NVIDIA}{system}/x86_64/3bf863cc.pub": f"{place}{system}-x86_64-3bf863cc.pub"
+        for system in ("debian12", "ubuntu2404")
+    }
+    stored = [name or path.rpartition("/")[2].lower() for path, name in names.items()]
+    assert len(stored) == len(set(stored)) == 3
+
+
 def test_a_name_that_a_node_gave_stays_in_its_line():
     known = of(machine("debian-12"))
     [item] = [each for each in needed(LIST, known) if each["name"] == "gcc"]
@@ -309,6 +324,15 @@ def test_the_playbook_lists_what_a_machine_needs_without_a_cluster(tmp_path):
     kinds = {item["kind"] for item in found["items"]}
     assert kinds >= {"image", "chart", "wheel", "collection", "file"} and kinds & {"apt", "rpm"}
     assert {tuple(item["hosts"]) for item in found["items"] if item["kind"] in ("apt", "rpm")} == {("gpu1",)}
+
+
+def test_a_node_that_isnt_reached_is_named_and_nothing_is_listed(tmp_path):
+    away = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    write_inventory(tmp_path, {"gpu_nodes": {"gpu1": None, "gpu2": away}})
+    words = ("-i", "hosts.yml", ROOT / "playbooks/airgap_list.yml", "-e", "airgap_kubernetes=v1.36.3")
+    done = ansible(tmp_path, "ansible-playbook", *words, "-e", "airgap_output=list.yml")
+    assert done.rc != 0 and "The facts of gpu2 aren't known" in done.text and "undefined" not in done.text, done.text
+    assert not (tmp_path / "list.yml").exists()
 
 
 def test_the_list_has_no_credentials_of_mirrors():
