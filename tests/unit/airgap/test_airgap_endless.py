@@ -29,16 +29,16 @@ MOST, IN_A_SECOND = 512 << 20, 128 << 20
 CHUNK = b"x" * (1 << 20)
 
 
-def endless(handler):
-    """Send until the other side ends it; returns the bytes that were sent."""
-    sent, began = 0, time.monotonic()
+def endless(handler, counts):
+    """Send until the other side ends it; the bytes become the last one of the counts."""
+    began = time.monotonic()
+    counts.append(0)
     with contextlib.suppress(OSError):
-        while sent < MOST:
+        while counts[-1] < MOST:
             handler.wfile.write(b"%x\r\n%s\r\n" % (len(CHUNK), CHUNK))
-            sent += len(CHUNK)
-            time.sleep(max(0.0, sent / IN_A_SECOND - (time.monotonic() - began)))
+            counts[-1] += len(CHUNK)
+            time.sleep(max(0.0, counts[-1] / IN_A_SECOND - (time.monotonic() - began)))
     handler.close_connection = True
-    return sent
 
 
 class Played:
@@ -96,7 +96,7 @@ class Played:
             handler.send_header("Transfer-Encoding", "chunked")
             handler.end_headers()
             if body:
-                self.sent.append(endless(handler))
+                endless(handler, self.sent)
             return
         more = {"longer": 100, "shorter": -100}.get(lies, 0)
         handler.send_header("Content-Length", str(len(content) + more))
@@ -158,7 +158,7 @@ def test_a_wheel_that_never_ends(tmp_path, monkeypatch):
             if self.path.endswith(".whl") and not sent:
                 self.send_header("Transfer-Encoding", "chunked")
                 self.end_headers()
-                sent.append(endless(self))
+                endless(self, sent)
                 return
             page = f'<a href="/{real.name}">{real.name}</a>'.encode()
             content = real.read_bytes() if self.path.endswith(".whl") else page
