@@ -879,8 +879,10 @@ def controller(node, *entries, exclude=()):
     """What the controller plans from the node's facts, which leave excluded cards out of ``gpus``."""
     params = {"state": "present" if entries else "absent", "layout": "mine", "layouts": layout(*entries or [entry()])}
     wanted = vgpu.texts("/usr/bin/python3")
-    shown = [gpu for gpu in gpus.pci(node)[0] if gpu["address"] not in exclude]
-    known = vgpu.observed(shown, json.loads(json.dumps(facts.facts(node, exclude))), wanted)
+    every = gpus.pci(node)[0]
+    shown = [gpu for gpu in every if gpu["address"] not in exclude]
+    section = facts.facts(node, [gpu for gpu in every if gpu["address"] in exclude])
+    known = vgpu.observed(shown, json.loads(json.dumps(section)), wanted)
     return vgpu.make_plan(vgpu.entries_of(params), known, wanted, exclude), vgpu.report(known.cards)
 
 
@@ -941,7 +943,7 @@ def test_nothing_is_executed_on_a_node_that_has_its_vgpus(monkeypatch):
             "python": {"version": "3.11.2", "executable": "/usr/bin/python3"},
             "gpus": [gpu for gpu in gpus.pci(node)[0] if gpu["address"] not in excluded],
             "driver": {"version": "580.178.04"},
-            "vgpu": facts.facts(node, excluded),
+            "vgpu": facts.facts(node, [gpu for gpu in gpus.pci(node)[0] if gpu["address"] in excluded]),
         }
         return act(vgpu_action, {**given, "observed": observed}, monkeypatch)
 
