@@ -39,7 +39,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "gpu_acceptance": (41, 342),
     "gpu_allocation_check": (66, 622),
     "gpu_allocation_info": (29, 236),
-    "gpu_node_info": (56, 369),
+    "gpu_node_info": (56, 370),
     "gpu_operator": (20, 149),
     "gpu_operator_setup": (27, 215),
     "helm_chart": (6, 28),
