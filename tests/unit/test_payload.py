@@ -28,7 +28,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "kata_info": (16, 119),
     "kata_handler": (16, 128),
     "airgap_files": (5, 17),
-    "airgap_packages": (31, 242),
+    "airgap_packages": (32, 247),
     "backend_files": (13, 76),
     "backend_objects": (26, 191),
     "cluster_info": (41, 310),

@@ -11,6 +11,7 @@ import typing as t
 from urllib.parse import unquote
 
 from .._core.errors import ShareError
+from .._host.file_limit import largest_file
 from .._packages.apply import LONG, Commands
 from .._packages.apt import preferences
 from .._packages.apt_apply import reason
@@ -20,7 +21,7 @@ from .._packages.paths import APT_SOURCES, MARK
 from . import apt_lists
 from .apt_lists import Index, Stanza
 from .keys import armoured
-from .store import Store
+from .store import Store, too_large
 from .types import DISTRIBUTION
 from .wanted import Outcome, Package, Part, Resolved, Wanted, keys_of, repositories_of
 
@@ -291,9 +292,9 @@ class Apt:
             got = 0
             why = "Release names none by its SHA-256"
             for form in forms:
-                key, (digest, _size) = index.key + form, named[index.key + form]
+                key, (digest, size) = index.key + form, named[index.key + form]
                 address, local = f"{index.repository}{index.folder}{key}", f"{self.top}/cache/lists/{digest}"
-                done = self._download(address, local, digest)
+                done = self._download(address, local, digest, size)
                 if done:
                     why = done
                     continue
@@ -308,12 +309,21 @@ class Apt:
             if not got:
                 raise ShareError(f"{index.repository} {index.suite}: the list {index.key} can't be had: {why}")
 
-    def _download(self, address: str, local: str, digest: str) -> str:
-        """Download a file with apt's own program, proxies and logins; return why that failed."""
+    def _download(self, address: str, local: str, digest: str, size: int) -> str:
+        """Download a file with apt's own program, proxies and logins; return why that failed.
+
+        :raises ShareError: it is longer than Release says.
+        """
         self.store.make(f"{WORK}/cache/lists")
         argv = ["/usr/lib/apt/apt-helper", *self._options(), "download-file", address, local, f"SHA256:{digest}"]
-        done = self.commands.run(argv, LONG)
-        return "" if done.rc == 0 else reason(done)
+        # Unlike apt-get it has no size to compare with, and takes what comes.
+        with largest_file(size + 1):
+            done = self.commands.run(argv, LONG)
+        if done.rc == 0:
+            return ""
+        if self.store.drop(local) > size:
+            raise too_large(address, size, True)
+        return reason(done)
 
     def _signed(self, indexes: t.Sequence[Index]) -> t.Iterator[Part]:
         for index in {row.start: row for row in indexes}.values():

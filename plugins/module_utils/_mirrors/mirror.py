@@ -16,6 +16,7 @@ from .._core.errors import BadInput, ShareError
 from .._core.paths import file_path, safe_name, word_name
 from .._core.types import JsonObject
 from .._host.facts import distribution
+from .._host.file_limit import largest_file
 from .._host.system import System
 from .._packages.apply import Commands
 from .._packages.installed import manager_of
@@ -43,8 +44,12 @@ from .wanted import Outcome, Package, Part, Resolved, wanted_sets
 
 FAMILIES = {"debian": APT, "redhat": RPM, "suse": RPM}
 PACKAGES = "work/packages"
+# Bytes of a file that one of the programs here writes at most. apt and zypper stop by themselves where a file is longer
+# than listed; dnf takes metadata of any length. No package or list of a distribution is as large.
+LARGEST_FILE = 4 << 30
 
 
+@largest_file(LARGEST_FILE)
 def ensure(
     params: JsonObject,
     check: bool,
@@ -189,7 +194,7 @@ class _Mirrors:
         if part.local:
             return part
         path = f"{PACKAGES}/{folder.rpartition('/')[2]}/{self._path(part, resolved)}"
-        self.store.download(path, part.url, resolved.certificates, part.algorithm, part.digest)
+        self.store.download(path, part.url, resolved.certificates, part.algorithm, part.digest, part.size)
         return part._replace(local=self.store.at(path))
 
     def _metadata(self, part: Part, resolved: Resolved, folder: str) -> bool:
@@ -199,7 +204,7 @@ class _Mirrors:
             self.changed = self.store.copy(path, part.local, part.algorithm, part.digest) or self.changed
             return True
         try:
-            put = self.store.download(path, part.url, resolved.certificates, part.algorithm, part.digest)
+            put = self.store.download(path, part.url, resolved.certificates, part.algorithm, part.digest, part.size)
         except Absent:
             if part.needed:
                 raise

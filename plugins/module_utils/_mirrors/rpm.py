@@ -320,8 +320,8 @@ class RpmResolver(ABC):
             base = self.base_of(source, rpms[0])
             resolved = Resolved(base, source.role, key, source.signed, certificates=source.certificates)
             for rpm in rpms:
-                part = Part(rpm.path, url=base + rpm.path, algorithm=rpm.algorithm, digest=rpm.digest)
-                part = part._replace(local=self.downloaded(id, rpm))
+                local, url = self.downloaded(id, rpm), base + rpm.path
+                part = Part(rpm.path, local, url, rpm.algorithm, rpm.digest, size=rpm.size)
                 resolved.packages.append(Taken(part, rpm.name, rpm.version, rpm.architecture))
             if download:
                 resolved.metadata = list(self._metadata(id, base))
@@ -338,7 +338,7 @@ class RpmResolver(ABC):
             local = f"{folder}/{row.path}"
             there = self.system.exists(local)
             needed = bool(rpm_lists.NEEDED.fullmatch(row.type)) or there
-            yield Part(row.path, local if there else "", base + row.path, row.algorithm, row.digest, needed)
+            yield Part(row.path, local if there else "", base + row.path, row.algorithm, row.digest, needed, row.size)
         for path in BESIDE:
             local = f"{folder}/{path}"
             yield Part(path, local if self.system.exists(local) else "", base + path, needed=False)

@@ -22,12 +22,16 @@ _KNOWN = ("md5", "sha1", "sha224", "sha256", "sha384", "sha512")
 
 
 class Data(t.NamedTuple):
-    """A file that repomd.xml names; ``digest`` is of the algorithm that hashlib calls ``algorithm``."""
+    """A file that repomd.xml names; ``digest`` is of the algorithm that hashlib calls ``algorithm``.
+
+    :param size: bytes; 0 where repomd.xml doesn't name them.
+    """
 
     type: str
     path: str
     algorithm: str
     digest: str
+    size: int
 
 
 class Rpm(t.NamedTuple):
@@ -63,7 +67,8 @@ def data(text: str, where: str) -> list[Data]:
         location, checksum = row.find(f"{_REPO}location"), row.find(f"{_REPO}checksum")
         if location is None or checksum is None:
             raise ShareError(f"{where}: repomd.xml names a file without place or digest")
-        found.append(Data(str(row.get("type")), str(location.get("href")), *_digest(checksum, where)))
+        size = _octets(row.findtext(f"{_REPO}size"), f"{where}: repomd.xml names a file")
+        found.append(Data(str(row.get("type")), str(location.get("href")), *_digest(checksum, where), size))
     if not any(row.type == "primary" for row in found):
         raise ShareError(f"{where}: repomd.xml names no primary list")
     return found
@@ -88,9 +93,6 @@ def _rpm(row: ET.Element, where: str) -> Rpm:
     checksum, size = row.find(f"{_COMMON}checksum"), row.find(f"{_COMMON}size")
     if version is None or location is None or checksum is None or size is None:
         raise ShareError(f"{where}: the primary list has a package without version, place, digest or size")
-    octets = size.get("package") or "0"
-    if not re.fullmatch(r"[0-9]{1,15}", octets):
-        raise ShareError(f"{where}: the primary list has a package of {octets[:40]!r} bytes")
     # Of another server's package the address is in the list, so no mirror can have it: it is refused as a path.
     elsewhere = location.get("{http://www.w3.org/XML/1998/namespace}base")
     built = row.findtext(f"{_COMMON}format/{_RPM}sourcerpm") or ""
@@ -101,8 +103,19 @@ def _rpm(row: ET.Element, where: str) -> Rpm:
         source_name(built),
         f"{elsewhere.rstrip('/')}/{location.get('href')}" if elsewhere else str(location.get("href")),
         *_digest(checksum, where),
-        int(octets),
+        _octets(size.get("package"), f"{where}: the primary list has a package"),
     )
+
+
+def _octets(text: str | None, what: str) -> int:
+    """Return a number of bytes; 0 where there is none.
+
+    :raises ShareError: it isn't a number.
+    """
+    octets = (text or "0").strip()
+    if not re.fullmatch(r"[0-9]{1,15}", octets):
+        raise ShareError(f"{what} of {octets[:40]!r} bytes")
+    return int(octets)
 
 
 def evr(epoch: str, version: str, release: str) -> str:

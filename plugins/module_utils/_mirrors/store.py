@@ -10,6 +10,7 @@ import contextlib
 import errno
 import gzip
 import hashlib
+import http.client
 import io
 import lzma
 import os
@@ -25,7 +26,7 @@ PART = ".part"
 CHUNK = 1 << 20
 # Seconds without an answer.
 TIMEOUT = 60.0
-# Bytes of a file of metadata at most.
+# Bytes of a file of which no metadata says its size, and that is metadata itself: Fedora's largest list has 100 MiB.
 LARGEST = 1 << 30
 
 
@@ -68,6 +69,52 @@ def fetch(url: str, certificates: Certificates) -> t.IO[bytes]:
     except Exception as error:
         raise ShareError(f"{url} can't be downloaded: {error}") from error
     return t.cast("t.IO[bytes]", answer)
+
+
+def too_large(origin: str, largest: int, listed: bool) -> ShareError:
+    """Return the error of a file that is longer than it may be; it wasn't read to its end.
+
+    :param largest: bytes that it may have, which the repository's metadata says where ``listed`` is true.
+    """
+    if listed:
+        limit = f"the {largest} bytes that its repository's metadata names"
+        hint = "run again, and where it is so again, name another mirror: this one sends another file"
+    else:
+        limit = f"{largest >> 20} MiB, and nothing says which size it has"
+        hint = "find out what is there, or name another mirror"
+    return ShareError(
+        f"{origin} has more than {limit}; the download was stopped there, and nothing of it is taken: {hint}",
+        code="too_large",
+        origin=origin,
+        largest=largest,
+    )
+
+
+def _sent(stream: t.IO[bytes], origin: str, size: int) -> t.Iterator[bytes]:
+    """Yield what a server sends, as long as it isn't more than it may be.
+
+    :param size: bytes that metadata names; 0 where it names none.
+    :raises ShareError: it is more, or less than the server itself has announced, or the connection fails.
+    """
+    largest = size or LARGEST
+    left = largest
+    # What a server announces, which http.client counts down.
+    if (getattr(stream, "length", None) or 0) > largest:
+        raise too_large(origin, largest, bool(size))
+    while True:
+        try:
+            chunk = stream.read(CHUNK)
+        except (OSError, http.client.HTTPException) as error:
+            raise ShareError(f"{origin} can't be downloaded: the connection failed: {error}", code="cut_off") from error
+        if not chunk:
+            break
+        left -= len(chunk)
+        if left < 0:
+            raise too_large(origin, largest, bool(size))
+        yield chunk
+    missing = getattr(stream, "length", None) or 0
+    if missing:
+        raise ShareError(f"{origin} ended {missing} bytes before the length that its server announced", code="cut_off")
 
 
 def _plain(path: str) -> t.IO[bytes]:
@@ -200,22 +247,37 @@ class Store:
         os.replace(temporary, self.real(self.at(path)))
         return True
 
-    def download(self, path: str, url: str, certificates: Certificates, algorithm: str, digest: str) -> bool:
+    def download(
+        self, path: str, url: str, certificates: Certificates, algorithm: str, digest: str, size: int = 0
+    ) -> bool:
         """Download a file into the folder, unless it is there; return whether that changed anything.
 
+        :param size: bytes that the metadata names; 0 where it names none.
         :raises Absent: the server doesn't have it.
         :raises ShareError: it can't be had, or isn't what the metadata names; the folder is as before.
         """
         if self.has(path, algorithm, digest):
             return False
-        return self._take(path, algorithm, digest, lambda: self._open(url, certificates), url)
+        return self._take(path, algorithm, digest, lambda: self._open(url, certificates), url, size)
 
-    def _take(self, path: str, algorithm: str, digest: str, source: t.Callable[[], t.IO[bytes]], origin: str) -> bool:
+    def _take(
+        self,
+        path: str,
+        algorithm: str,
+        digest: str,
+        source: t.Callable[[], t.IO[bytes]],
+        origin: str,
+        size: int | None = None,
+    ) -> bool:
+        """Write a file.
+
+        :param size: bytes at most; 0 where no metadata says them, None of what is on this machine already.
+        """
         temporary = self._temporary(path)
         state = hashlib.new(algorithm)
         try:
             with source() as stream, open(temporary, "wb") as file:
-                for chunk in iter(lambda: stream.read(CHUNK), b""):
+                for chunk in iter(lambda: stream.read(CHUNK), b"") if size is None else _sent(stream, origin, size):
                     state.update(chunk)
                     file.write(chunk)
                 file.flush()
@@ -252,6 +314,15 @@ class Store:
                 code="disk_full",
             )
         return ShareError(f"{origin} can't be written to {self.at(path)}: {error.strerror or error}")
+
+    def drop(self, path: str) -> int:
+        """Remove what a program has left of a file of the machine; return its bytes, 0 where there is none."""
+        try:
+            size = os.lstat(self.real(path)).st_size
+            os.unlink(self.real(path))
+        except OSError:
+            return 0
+        return size
 
     def prune(self, folder: str, keep: t.Container[str]) -> list[str]:
         """Remove the files below a folder of this one that aren't kept; return their paths below it."""

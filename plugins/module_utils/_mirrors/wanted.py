@@ -134,6 +134,7 @@ class Part(t.NamedTuple):
     :param path: below the repository's address.
     :param digest: of ``algorithm``, from signed metadata; empty for that metadata itself.
     :param needed: a server without it isn't a repository.
+    :param size: bytes, as signed metadata says; 0 where it doesn't.
     """
 
     path: str
@@ -142,6 +143,7 @@ class Part(t.NamedTuple):
     algorithm: str = "sha256"
     digest: str = ""
     needed: bool = True
+    size: int = 0
 
 
 class Package(t.NamedTuple):

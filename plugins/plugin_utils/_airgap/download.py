@@ -388,7 +388,8 @@ class Download:
                 progress.end(0)
                 full = not error.stop and self.store.is_full()
                 reason = f"the disk of {self.store.folder} is full" if full else str(error)
-                failed.append({"name": artifact.name, "code": "full" if full else error.code, "reason": reason})
+                code = "full" if full else error.code
+                failed.append({**error.fields, "name": artifact.name, "code": code, "reason": reason})
                 if error.stop or full:
                     break
         if failed:

@@ -18,7 +18,7 @@ from ...module_utils._packages.options import fingerprint
 from .._pins import index
 from .archive import Entry
 from .artifacts import Artifact, download, entry, path_of
-from .download_images import Registry
+from .download_images import MARGIN, Registry
 from .manifests import document
 from .needed import CHART, FILE, Item
 from .store import Failed, Store
@@ -146,7 +146,7 @@ class Chart(Artifact):
         if not _WORD.fullmatch(item["version"]):
             raise Failed("version", f"{line(item['version'], 80) or 'none'} isn't the version of a chart")
         of_registry = item["source"].startswith(OCI_SCHEME)
-        content = self._of_registry(item, work) if of_registry else self._of_repository(item)
+        content = self._of_registry(item, store, work) if of_registry else self._of_repository(item)
         sha256 = hashlib.sha256(content).hexdigest()
         compare(item["digest"], sha256)
         path = path_of(CHART, f"{item['name']}-{item['version']}.tgz")
@@ -182,7 +182,7 @@ class Chart(Artifact):
             raise Failed("other_digest", f"{line(url, 300)} isn't the file that its repository's index.yaml lists")
         return content
 
-    def _of_registry(self, item: Item, work: str) -> bytes:
+    def _of_registry(self, item: Item, store: Store, work: str) -> bytes:
         # As helm has it: a registry's tags have no plus sign.
         name = item["source"].removeprefix(OCI_SCHEME).rstrip("/")
         reference = f"{name}:{item['version'].replace('+', '_')}"
@@ -191,10 +191,13 @@ class Chart(Artifact):
             [layer] = [row for row in document(manifest).layers if row.media == CHART_LAYER]
         except ValueError as error:
             raise Failed("type", f"{line(reference, 300)} is no chart") from error
-        if layer.size > LARGEST:
+        size = sum(row.size for row in document(manifest).blobs)
+        if size > LARGEST:
             raise Failed("type", f"{line(reference, 300)} has more than {LARGEST >> 20} MiB, so it is no chart")
         # By its digest: a tag may move meanwhile.
-        self._registry.copy(f"docker://{name}@sha256:{hashlib.sha256(manifest).hexdigest()}", f"dir:{work}")
+        source = f"docker://{name}@sha256:{hashlib.sha256(manifest).hexdigest()}"
+        limit = f"{size} bytes that its manifest names, so skopeo was stopped: take the chart from another registry"
+        self._registry.copy(source, f"dir:{work}", store.bounded(size + MARGIN, limit, self.watch))
         with open(os.path.join(work, layer.digest.removeprefix("sha256:")), "rb") as file:
             content = file.read()
         if layer.digest != f"sha256:{hashlib.sha256(content).hexdigest()}":

@@ -28,6 +28,8 @@ MANIFEST_SECONDS, IMAGE_SECONDS = 300.0, 6 * 3600.0
 COPYING = "kubegpu.share-copying"
 # Beginning of the names of skopeo's unfinished files in a layout.
 UNFINISHED = f"{IMAGES}/oci-put-blob"
+# Bytes of what skopeo writes beside blobs: manifests that it writes again, and the layout's index.
+MARGIN = 16 << 20
 
 
 class Registry:
@@ -137,15 +139,25 @@ class Image(Artifact):
             known = typed_document(content)
         except ValueError as error:
             raise Failed("type", f"its manifest {error}") from error
-        self._examine_space(store, repository, known)
+        in_layout = {known.media, *(row.media for row in known.manifests)} <= set(OCI)
+        missing = self._missing(store, repository, known, in_layout)
+        limit = (
+            f"{missing} bytes of its parts that its manifests name, so skopeo was stopped: its registry sends "
+            "something else; run again, and where it is so again, take the image from another registry"
+        )
+        watch = store.bounded(missing + MARGIN, limit, self.watch)
         source = f"docker://{repository}@{digest}"
         images = store.images()
-        if {known.media, *(row.media for row in known.manifests)} <= set(OCI):
+        if in_layout:
             # Blobs that are there already aren't fetched again, those of a killed run as well.
             store.write_images(images)
-            self._registry.copy(source, f"oci:{store.at(IMAGES)}:{COPYING}", self.watch)
+            try:
+                self._registry.copy(source, f"oci:{store.at(IMAGES)}:{COPYING}", watch)
+            except Failed:
+                _remove_unfinished(store)
+                raise
         else:
-            self._registry.copy(source, f"dir:{work}", self.watch)
+            self._registry.copy(source, f"dir:{work}", watch)
             for file in sorted_files(work):
                 _absorb(store, work, file)
         image = Descriptor(known.media, digest, len(content))
@@ -162,8 +174,12 @@ class Image(Artifact):
         store.write_images({**images, self.source: image})
         return self._entries(image, parts)
 
-    def _examine_space(self, store: Store, repository: str, known: Document) -> None:
-        """Refuse an image for which there is no space: skopeo says so in words only, and leaves none of it."""
+    def _missing(self, store: Store, repository: str, known: Document, in_layout: bool) -> int:
+        """Return the bytes of an image's parts that skopeo has to bring.
+
+        :param in_layout: those that are there already aren't brought again.
+        :raises Failed: there is no space for them, which skopeo says in words only, when it leaves none of them.
+        """
         try:
             rows = list(known.blobs)
             for row in known.manifests:
@@ -171,11 +187,13 @@ class Image(Artifact):
                     rows += document(self._registry.manifest(f"{repository}@{row.digest}")).blobs
         except ValueError as error:
             raise Failed("type", f"its manifest {error}") from error
-        missing = {row.digest: row.size for row in rows if not store.layout.has(row)}
-        needed, free = sum(missing.values()) + SPARE, store.free()
+        missing = {row.digest: row.size for row in rows if not (in_layout and store.layout.has(row))}
+        total = sum(missing.values())
+        needed, free = total + SPARE, store.free()
         if needed > free:
             space = f"{needed >> 20} MiB are needed, {free >> 20} are free"
             raise Failed("full", f"the disk of {store.folder} is full: {space}", stop=True)
+        return total
 
     @staticmethod
     def _digest(content: bytes) -> str:
@@ -189,6 +207,13 @@ class Image(Artifact):
     def _entries(self, image: Descriptor, parts: t.Mapping[str, int]) -> list[Entry]:
         known = [t.cast(Item, {**item, "digest": image.digest}) for item in self.items]
         return [entry(self, item, IMAGES, sum(parts.values()), "", self.source) for item in known]
+
+
+def _remove_unfinished(store: Store) -> None:
+    """Remove what skopeo leaves where it is ended: it may be what has filled the disk."""
+    for name in os.listdir(store.at(IMAGES)):
+        if f"{IMAGES}/{name}".startswith(UNFINISHED):
+            store.remove(f"{IMAGES}/{name}")
 
 
 def _absorb(store: Store, folder: str, name: str) -> None:

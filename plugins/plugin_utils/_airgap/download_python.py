@@ -32,6 +32,9 @@ from .table import Row
 
 # Seconds of pip and of ansible-galaxy.
 SECONDS = 3600.0
+# Bytes that they bring at once, of which nothing says how many they are. A set has some 20 MB, which pip has twice for
+# a moment; more than this is a server that doesn't end.
+LARGEST_SET = 1 << 30
 # uname's names of processors by dpkg's, which the list has.
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 # Of the newest C library first; Debian 12 has 2.36. A wheel for an older one is for a newer one, too.
@@ -114,8 +117,11 @@ class Wheels(Artifact):
             file.write("\n".join(self._requirements()) + "\n")
         pinned = ["--require-hashes", "--no-deps"] if self._hashes else []
         command = ["download", "--quiet", "--disable-pip-version-check", "--no-input", "--only-binary=:all:"]
-        command = [*_pip(), *command, *self._options, *pinned, f"--dest={folder}", f"--requirement={requirements}"]
-        done = self._program(command, timeout=SECONDS)
+        # All that comes is in one place, where it is counted.
+        command = [*_pip(), *command, "--no-cache-dir", *self._options, *pinned]
+        command += [f"--dest={folder}", f"--requirement={requirements}"]
+        watch = store.bounded(LARGEST_SET, _limit("pip"), self.watch)
+        done = self._program(command, timeout=SECONDS, also={"TMPDIR": _temporary(work)}, watch=watch)
         if done.rc != 0:
             code = "no_pip" if done.rc == NOT_INSTALLED else "pip"
             raise Failed(code, f"pip can't download them: {last_words(done, 1)}", stop=code == "no_pip")
@@ -139,6 +145,20 @@ class Wheels(Artifact):
         if lacking:
             raise Failed("incomplete", f"pip has downloaded no {', no '.join(lacking)}")
         return found
+
+
+def _limit(program: str) -> str:
+    return (
+        f"{LARGEST_SET >> 20} MiB that such a set never has, so {program} was stopped: see what the server sends that "
+        f"{program} is configured for"
+    )
+
+
+def _temporary(work: str) -> str:
+    """Make a folder for what a program downloads first."""
+    folder = os.path.join(work, "tmp")
+    os.mkdir(folder)
+    return folder
 
 
 def _dependency(name: str, version: str, of: Item) -> Item:
@@ -197,7 +217,10 @@ class Collections(Artifact):
     def fetch(self, store: Store, work: str) -> list[Entry]:
         command = [sys.executable, "-m", "ansible", "galaxy", "collection", "download", *self.request(), "-p", work]
         # Of the user's own configuration, in the current directory as well.
-        done = self._program(command, timeout=SECONDS, also=UTF8)
+        temporary = _temporary(work)
+        own = {**UTF8, "TMPDIR": temporary, "ANSIBLE_LOCAL_TEMP": temporary}
+        watch = store.bounded(LARGEST_SET, _limit("ansible-galaxy"), self.watch)
+        done = self._program(command, timeout=SECONDS, also=own, watch=watch)
         if done.rc != 0:
             raise Failed("galaxy", f"ansible-galaxy can't download them: {last_words(done, 1)}")
         by_name = {item["name"]: item for item in self.items}

@@ -13,10 +13,11 @@ import typing as t
 from ...module_utils._core.errors import BadInput, ShareError
 from ...module_utils._core.paths import file_path
 from ...module_utils._core.untrusted import line
+from ...module_utils._host.file_limit import largest_file
 from ...module_utils._mirrors.types import DESCRIPTION, MirroredRepository, repository
 from .archive import PART
 from .repositories import machine_of
-from .store import Failed, Store
+from .store import SPARE, Failed, Store
 
 # Fetches a file of the machine to a path of this one.
 Transfer = t.Callable[[str, str], t.Any]
@@ -29,6 +30,7 @@ class Remote(t.NamedTuple):
     """
 
     path: str
+    bytes: int
     sha256: str
 
 
@@ -69,7 +71,7 @@ class Repositories:
         if folder in self.descriptions:
             raise ShareError(f"airgap_packages returned {folder} twice: nothing of it is taken")
         for file in (row["key"], *row["metadata"], *row["packages"]):
-            self.files.append(Remote(file_path(f"{folder}/{file['path']}"), file["sha256"]))
+            self.files.append(Remote(file_path(f"{folder}/{file['path']}"), file["bytes"], file["sha256"]))
         self.descriptions[folder] = json.dumps(row, indent=1, sort_keys=True) + "\n"
 
     def missing(self, store: Store) -> list[Remote]:
@@ -94,13 +96,15 @@ class Repositories:
         :raises ShareError: a file isn't the one that the machine described, or the disk is full.
         """
         try:
-            for file in self.missing(store):
+            missing = self.missing(store)
+            _require_space(store, sum(file.bytes for file in missing))
+            for file in missing:
                 target = store.at(file.path)
                 os.makedirs(os.path.dirname(target), exist_ok=True)
                 # No link of this name is followed.
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(f"{target}{PART}")
-                transfer(f"{source.rstrip('/')}/{file.path}", f"{target}{PART}")
+                _transferred(f"{source.rstrip('/')}/{file.path}", f"{target}{PART}", file, transfer)
                 if store.sha256(f"{file.path}{PART}") != file.sha256:
                     store.remove(f"{file.path}{PART}")
                     full = f"the disk of {store.folder} is full" if store.is_full() else "it isn't what was described"
@@ -113,7 +117,45 @@ class Repositories:
         except OSError as error:
             raise ShareError(f"{store.folder} can't be written: {error.strerror}; the next run goes on") from error
         except Failed as error:
-            raise ShareError(f"{error}; what is there stays, and the next run goes on", code=error.code) from error
+            text = f"{error}; what is there stays, and the next run goes on"
+            raise ShareError(text, code=error.code, **error.fields) from error
+
+
+def _require_space(store: Store, size: int) -> None:
+    """Refuse what the disk hasn't room for, before any of it is fetched.
+
+    :param size: bytes.
+    :raises Failed: there is too little.
+    """
+    os.makedirs(store.folder, exist_ok=True)
+    free = store.free()
+    if size + SPARE > free:
+        raise Failed(
+            "full",
+            f"the disk of {store.folder} is full: {size + SPARE >> 20} MiB are needed, {free >> 20} are free",
+            needed=size + SPARE,
+            free=free,
+        )
+
+
+def _transferred(source: str, target: str, file: Remote, transfer: Transfer) -> None:
+    """Fetch a file, and no more of it than the machine has described.
+
+    :raises Failed: there is more, of which nothing stays.
+    """
+    failure: Exception | None = None
+    try:
+        # One byte more tells the right file from what never ends.
+        with largest_file(file.bytes + 1):
+            transfer(source, target)
+    except Exception as error:  # However the connection reports it.
+        failure = error
+    if os.path.lexists(target) and os.lstat(target).st_size > file.bytes:
+        os.unlink(target)
+        text = f"{file.path}: its host sends more than the {file.bytes} bytes that it has described: look at that host"
+        raise Failed("too_large", text, path=file.path, largest=file.bytes) from failure
+    if failure:
+        raise failure
 
 
 def _machine_of(row: t.Any) -> str:

@@ -19,9 +19,10 @@ from ...module_utils._host.system import Done
 LONGEST = 1 << 20
 NOT_INSTALLED, TIMED_OUT = 127, 124
 # Seconds after which a program that runs is looked at again.
-LOOK = 30.0
+LOOK = 0.5
 
-# Takes the bytes that a program has written so far, to files and connections; None where the system doesn't say.
+# Takes the bytes that a program has written so far, to files and connections; None where the system doesn't say. An
+# error that it raises ends the program.
 Watch = t.Callable[[int | None], t.Any]
 
 

@@ -18,6 +18,7 @@ from . import archive
 from .archive import CONTENTS, FOLDERS, INSTALLER, PACKAGES, PART, SIGNATURE, SUMS, Contents
 from .layout import INDEX, LAYOUT, VERSION, Layout, index_content
 from .manifests import Descriptor
+from .programs import Watch
 
 # What is being written, and the lock of the run that writes.
 WORK, LOCK = f"work{PART}", f"lock{PART}"
@@ -32,12 +33,14 @@ class Failed(Exception):
 
     :ivar code: such as ``unreachable``, ``other_digest``.
     :ivar stop: nothing else is worth trying: a program is missing, or the disk is full.
+    :ivar fields: what the message is made of.
     """
 
-    def __init__(self, code: str, message: str, stop: bool = False) -> None:
+    def __init__(self, code: str, message: str, stop: bool = False, **fields: t.Any) -> None:
         super().__init__(message)
         self.code = code
         self.stop = stop
+        self.fields = fields
 
 
 class Store:
@@ -196,6 +199,36 @@ class Store:
             yield place
         finally:
             shutil.rmtree(place, ignore_errors=True)
+
+    def bounded(self, largest: int, limit: str, watch: Watch | None) -> Watch:
+        """Return what watches a program that writes into the folder, and ends it when more has come than may.
+
+        Its unfinished files count: a server that never ends would fill the disk before a digest is compared.
+
+        :param largest: bytes.
+        :param limit: where they are from and what to do, for the message.
+        :param watch: is told how much has come.
+        """
+        before = self._used()
+
+        def look(_written: int | None) -> None:
+            come = self._used() - before
+            if come > largest:
+                raise Failed("too_large", f"more came than the {limit}", largest=largest)
+            if watch:
+                watch(max(come, 0))
+
+        return look
+
+    def _used(self) -> int:
+        """Return the bytes of all files in the folder."""
+        total = 0
+        for place, _folders, names in os.walk(self.folder):
+            for name in names:
+                # A program renames and removes them meanwhile.
+                with contextlib.suppress(OSError):
+                    total += os.lstat(os.path.join(place, name)).st_size
+        return total
 
     def free(self) -> int:
         """Return the bytes that are free."""

@@ -9,6 +9,7 @@ import typing as t
 
 from ansible.plugins.action import ActionBase
 
+from ...module_utils._core.errors import BadInput
 from ...module_utils._core.types import JsonObject
 from ...module_utils._core.untrusted import line
 from .._actions.base import untagged
@@ -37,8 +38,16 @@ def need(action: ActionBase, params: JsonObject, task_vars: JsonObject) -> Need:
     """Return what site.yml downloads for an inventory; what role driver refuses is printed.
 
     :param params: as ``ARGUMENTS``.
-    :raises BadInput: a variable isn't valid, or the cluster's version is needed and isn't known.
+    :raises BadInput: a variable isn't valid, the cluster's version is needed and isn't known, or a node wasn't reached.
     """
+    unknown = [name for name in params["gpu_nodes"] if "gpu_node" not in task_vars["hostvars"].get(name, {})]
+    if unknown:
+        raise BadInput(
+            f"The facts of {', '.join(map(line, unknown))} aren't known, and what a GPU node needs depends on its "
+            "distribution and kernel: make it reachable, or set airgap_gpu_nodes to the other nodes",
+            code="no_facts",
+            hosts=unknown,
+        )
     planner = Planner(action, task_vars)
     choices = untagged({name: planner.validate(name)["driver_choice"] for name in params["gpu_nodes"]})
     cluster, outside = untagged(params["cluster"] or {}), inventory.moved(untagged(params["outside"]))

@@ -910,6 +910,7 @@ def test_the_packages_of_machines_are_fetched_once_and_become_part_of_the_archiv
     assert moved[3:] == [f"{tmp_path}/remote/{described['path']}/pool/gcc_12_amd64.deb"]
     assert make(item("apt", "gcc"))["changed"] and make.read().sums != found.sums
     # A machine whose file isn't the one that it has described.
+    (remote / "pool/gcc_12_amd64.deb").write_bytes(b"a changed")
     with pytest.raises(ShareError, match=r"pool/gcc_12_amd64\.deb: it isn't what was described; what is there stays"):
         fetched.Repositories([described]).fetch(store, str(tmp_path / "remote"), transfer)
     # No machine has this repository any more.
@@ -977,6 +978,7 @@ def test_a_large_one_says_how_far_it_is(tmp_path, monkeypatch, registry):
     assert programs.run(["sleep", "5"], timeout=0.3, watch=seen.append).rc == programs.TIMED_OUT
     registry.push("large/one", "one", size=12 << 20)
     monkeypatch.setattr(programs, "LOOK", 0.02)
+    monkeypatch.setattr(progress, "EVERY", 0.0)
     make = Made(tmp_path / "a", registry.run)
     make(image(registry, "large/one"))
     first, *others = make.told
@@ -985,12 +987,18 @@ def test_a_large_one_says_how_far_it_is(tmp_path, monkeypatch, registry):
 
 def test_how_far_a_large_one_is_has_no_more_than_all_of_it():
     told = []
-    count = progress.Progress(told.append, [2_000_000_000, None])
+    seconds = 0
+    count = progress.Progress(told.append, [2_000_000_000, None], lambda: seconds)
     count.begin("a")
     for written in (0, 500_000_000, 2_100_000_000, None):
+        # It is asked more often than it says something.
+        seconds += 29
+        count.within(1)
+        seconds += 1
         count.within(written)
     count.end(2_000_000_000)
     count.begin("b")
+    seconds += 30
     count.within(7_000_000)
     assert [row.rpartition(": ")[2] for row in told if "done" not in row] == [
         "0 of 2000 MB so far",

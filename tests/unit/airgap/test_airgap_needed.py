@@ -311,6 +311,15 @@ def test_the_playbook_lists_what_a_machine_needs_without_a_cluster(tmp_path):
     assert {tuple(item["hosts"]) for item in found["items"] if item["kind"] in ("apt", "rpm")} == {("gpu1",)}
 
 
+def test_a_node_that_isnt_reached_is_named_and_nothing_is_listed(tmp_path):
+    away = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    write_inventory(tmp_path, {"gpu_nodes": {"gpu1": None, "gpu2": away}})
+    words = ("-i", "hosts.yml", ROOT / "playbooks/airgap_list.yml", "-e", "airgap_kubernetes=v1.36.3")
+    done = ansible(tmp_path, "ansible-playbook", *words, "-e", "airgap_output=list.yml")
+    assert done.rc != 0 and "The facts of gpu2 aren't known" in done.text and "undefined" not in done.text, done.text
+    assert not (tmp_path / "list.yml").exists()
+
+
 def test_the_list_has_no_credentials_of_mirrors():
     given = {"driver_repo_url": "https://me:tok@m.example.org/cuda"}
     rows = [without_credentials(item) for item in needed(LIST, of(machine("debian-12", "gpu1", **given)))]

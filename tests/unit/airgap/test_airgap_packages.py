@@ -7,14 +7,18 @@ in ``test_packages_mirrors``.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import http.server
 import io
 import json
+import os
+import resource
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -24,8 +28,17 @@ import yaml
 from action_plugins import act
 from ansible_collections.kubegpu.share.plugins.action import airgap_packages
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import BadInput, ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._host import file_limit
+from ansible_collections.kubegpu.share.plugins.module_utils._host.facts import distribution
 from ansible_collections.kubegpu.share.plugins.module_utils._host.system import RealSystem
-from ansible_collections.kubegpu.share.plugins.module_utils._mirrors import client, mirror, rpm_lists, types, wanted
+from ansible_collections.kubegpu.share.plugins.module_utils._mirrors import (
+    client,
+    mirror,
+    rpm_lists,
+    types,
+    wanted,
+)
+from ansible_collections.kubegpu.share.plugins.module_utils._mirrors import store as stores
 from ansible_collections.kubegpu.share.plugins.module_utils._mirrors.store import Certificates, Store
 from ansible_collections.kubegpu.share.plugins.module_utils._mirrors.wanted import wanted_sets
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import download, formats, mirrored
@@ -37,7 +50,7 @@ from test_airgap_needed import LIST, machine, of
 
 from lab.debs import Package, make_deb, make_index
 from lab.packages import ARCHITECTURES, Signer
-from lab.shell import output, run
+from lab.shell import run
 
 DRIVER, DISTRIBUTION = "driver", "debian"
 DIST = "dists/stable"
@@ -292,7 +305,9 @@ def test_debians_own_repositories_with_its_keys(world: World) -> None:
         pytest.skip("this machine's sources aren't Debian's")
     packages = ["dkms", "gcc", "libc6-dev", "make", "linux-headers-amd64"]
     system = Own(Path("/etc"))
-    one = {"name": "set-1", "manager": "apt", "architectures": [output(["dpkg", "--print-architecture"])]}
+    host = distribution(system)
+    one = {"name": "set-1", "manager": "apt", "architectures": [host["arch"]], "id": host["id"]}
+    one["version"] = host["version"]
     made = mirror.ensure({"folder": str(world.base / "air"), "sets": [{**one, "packages": packages}]}, False, system)
     assert {row["role"] for row in made["repositories"]} == {"distribution"}
     # Only what is needed: Debian has sixty thousand packages.
@@ -332,23 +347,27 @@ def test_nonsense_of_a_mirror_is_a_sentence(was: str, now: str, why: str) -> Non
         list(rpm_lists.rpms(io.BytesIO(text.replace(was, now).encode()), "r"))
 
 
-def test_a_download_is_whole_or_not_there(tmp_path: Path) -> None:
-    class Full(io.BytesIO):
-        def read(self, _size: int | None = -1) -> bytes:
+def downloading(folder: Path, *streams: IO[bytes], **more: Any) -> Callable[[], bool]:
+    """Return what downloads a file whose metadata names four bytes; each call gets the next stream."""
+    left = list(streams)
+    store = Store(str(folder), RealSystem(), open_file=lambda _url, _certificates: left.pop(0))
+    digest = hashlib.sha256(b"true").hexdigest()
+    given = {"algorithm": "sha256", "digest": digest, "size": 4, **more}
+    return partial(store.download, "a/b.rpm", "http://x/b.rpm", Certificates(), **given)
+
+
+def test_a_download_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    what = downloading(tmp_path, *(io.BytesIO(content) for content in (b"true", b"tru", b"true", b"never read")))
+    with monkeypatch.context() as patch:
+
+        def full(_handle: int) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    streams: list[IO[bytes]] = [Full(), io.BytesIO(b"tru"), io.BytesIO(b"true"), io.BytesIO(b"never read")]
-
-    def open_file(_url: str, _certificates: Certificates) -> IO[bytes]:
-        return streams.pop(0)
-
-    store = Store(str(tmp_path), RealSystem(), open_file=open_file)
-    digest = hashlib.sha256(b"true").hexdigest()
-    what = partial(store.download, "a/b.rpm", "http://x/b.rpm", Certificates(), "sha256", digest)
-    with pytest.raises(
-        ShareError, match=rf"^the disk of {tmp_path} is full: a/b.rpm isn't there; make room and run again"
-    ):
-        what()
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(
+            ShareError, match=rf"^the disk of {tmp_path} is full: a/b.rpm isn't there; make room and run again"
+        ):
+            what()
     with pytest.raises(ShareError, match="isn't what its repository's metadata names") as raised:
         what()
     assert raised.value.details["code"] == "other_content"
@@ -356,6 +375,132 @@ def test_a_download_is_whole_or_not_there(tmp_path: Path) -> None:
     assert what() is True
     assert what() is False
     assert (tmp_path / "a/b.rpm").read_bytes() == b"true"
+
+
+class Endless(io.BytesIO):
+    """What never ends; counts what is read of it."""
+
+    count = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        assert size is not None
+        assert 0 < size <= 1 << 20
+        self.count += size
+        return b"x" * size
+
+
+def test_what_is_longer_than_its_metadata_says_is_stopped_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "LARGEST", 3 << 20)
+    for more, largest, said, most in (
+        ({}, 4, "the 4 bytes that its repository's metadata names; the download was stopped there", 1 << 20),
+        ({"size": 0, "digest": ""}, 3 << 20, "3 MiB, and nothing says which size it has; the download was ", 4 << 20),
+    ):
+        stream = Endless()
+        with pytest.raises(ShareError, match=said) as raised:
+            downloading(tmp_path, stream, **more)()
+        assert raised.value.details == {"code": "too_large", "origin": "http://x/b.rpm", "largest": largest}
+        assert 0 < stream.count <= most
+        assert not list((tmp_path / "a").iterdir())
+
+
+@contextlib.contextmanager
+def answering(*answers: bytes) -> Iterator[str]:
+    """A server that sends these bytes, one after the other, and then closes the connection."""
+    left = list(answers)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.wfile.write(left.pop(0))
+            self.close_connection = True
+
+        def log_message(self, *_args: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", free_port()), Handler)
+    with serving(server):
+        yield f"http://127.0.0.1:{server.server_address[1]}/b.rpm"
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (b"Content-Length: 9\r\n\r\ntrue", "too_large"),
+        (b"Content-Length: 4\r\n\r\ntru", "cut_off"),
+        (b"Content-Length: 3\r\n\r\ntrue", "other_content"),
+        (b"Transfer-Encoding: chunked\r\n\r\n4\r\ntr", "cut_off"),
+        (b"Transfer-Encoding: chunked\r\n\r\n8\r\ntruetrue\r\n0\r\n\r\n", "too_large"),
+        (b"\r\ntruetrue", "too_large"),
+    ],
+)
+def test_a_length_that_a_server_lies_about_is_one_sentence_and_the_next_run_goes_on(
+    tmp_path: Path, answer: bytes, code: str
+) -> None:
+    head = b"HTTP/1.1 200 OK\r\n"
+    store = Store(str(tmp_path), RealSystem())
+    with answering(head + answer, head + b"Content-Length: 4\r\n\r\ntrue") as url:
+        what = partial(
+            store.download, "b.rpm", url, Certificates(), "sha256", hashlib.sha256(b"true").hexdigest(), size=4
+        )
+        with pytest.raises(ShareError) as raised:
+            what()
+        assert raised.value.details["code"] == code
+        assert "\n" not in str(raised.value)
+        assert not list(tmp_path.iterdir())
+        assert what() is True
+
+
+def test_no_program_writes_a_file_without_end(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with file_limit.largest_file(1 << 20), file_limit.largest_file(1 << 30):
+        # As a package manager that takes what comes.
+        done = subprocess.run(["sh", "-c", f"exec cat /dev/zero >{path}"], check=False)
+        assert done.returncode == -signal.SIGXFSZ
+        with pytest.raises(OSError, match="File too large"), path.open("ab") as file:
+            file.write(b"x")
+    assert path.stat().st_size == 1 << 20
+    assert resource.getrlimit(resource.RLIMIT_FSIZE) == before
+
+
+def test_a_list_of_packages_that_never_ends_is_stopped_where_release_says(world: World) -> None:
+    """apt-helper takes what comes: it is ended, and the next run goes on."""
+    dist = world.base / f"web/debian/{DIST}"
+    real = (dist / "main/binary-amd64/Packages.xz").read_bytes()
+    asked, sent = [], []
+
+    class Endless(Quiet):
+        def do_GET(self) -> None:
+            # apt-get asks first.
+            asked.extend([self.path] if self.path.endswith("/Packages.xz") else [])
+            if not self.path.endswith("/Packages.xz") or len(asked) == 1:
+                return super().do_GET()
+            self.send_response(200)
+            # Without a length apt takes nothing.
+            self.send_header("Content-Length", str(1 << 40))
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                for _number in range(1000):
+                    self.wfile.write(b"x" * 65536)
+                    sent.append(65536)
+            return None
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", free_port()), partial(Endless, directory=str(world.base)))
+    with serving(server):
+        url = f"http://127.0.0.1:{server.server_address[1]}/web"
+        source = world.base / "etc/apt/sources.list.d/debian.sources"
+        text = source.read_text()
+        source.write_text(text.replace(world.url, url))
+        with pytest.raises(ShareError, match=rf"^http://.*Packages\.xz has more than the {len(real)} bytes") as e:
+            world.make()
+        assert e.value.details["code"] == "too_large"
+        assert sent
+        assert sum(sent) < 1000 * 65536
+    sizes = [path.stat().st_size for path in (world.base / "air").rglob("*") if path.is_file()]
+    assert max(sizes) < 1 << 20
+    source.write_text(text)
+    assert world.make()["changed"]
 
 
 # --------------------------------------------------------------------------- what nodes get

@@ -14,6 +14,7 @@ from typing import IO, Any
 import pytest
 import rpm_tree
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
+from ansible_collections.kubegpu.share.plugins.module_utils._host import file_limit
 from ansible_collections.kubegpu.share.plugins.module_utils._mirrors import client, mirror, types
 from ansible_collections.kubegpu.share.plugins.module_utils._mirrors.store import Absent, Certificates
 from package_sets import apply, package_set
@@ -196,6 +197,25 @@ def test_what_cannot_be_had_or_verified_is_one_sentence_and_the_next_run_goes_on
     with pytest.raises(ShareError, match=r"repository mine is needed for tool, .* neither its packages nor its"):
         make_mirror(tree)
     tree.write(where, text)
+    assert make_mirror(tree)["changed"]
+
+
+def test_metadata_that_never_ends_is_stopped(tree: Tree) -> None:
+    """dnf takes a repomd.xml of any length, unlike zypper: the system's limit stops it."""
+    if tree.kind == "zypper":
+        pytest.skip("zypper reads a folder without copying it; by HTTP it stops after 20 MB by itself")
+    index = tree.root / "srv/foreign/repodata/repomd.xml"
+    content = index.read_bytes()
+    with index.open("wb") as file:
+        file.truncate(64 << 20)
+    with (
+        file_limit.largest_file(16 << 20),
+        pytest.raises(ShareError, match=r" makecache failed: .*/repomd\.xml") as raised,
+    ):
+        make_mirror(tree)
+    assert "\n" not in str(raised.value)
+    assert all(path.stat().st_size <= 16 << 20 for path in (tree.root / "srv/air").rglob("*") if path.is_file())
+    index.write_bytes(content)
     assert make_mirror(tree)["changed"]
 
 
