@@ -133,17 +133,27 @@ def _package(item: Item) -> JsonObject:
     return {"name": item["name"], "defaultChannel": channel, "channels": [{"name": channel}]}
 
 
+def _last_name(address: str) -> str:
+    return address.rpartition("/")[2].lower()
+
+
 def _hauler(items: t.Sequence[Item], _inventory: Inventory) -> str:
     charts = [
         {"name": item["name"], "repoURL": item["source"], "version": item["version"]}
         for item in items
         if item["kind"] == needed.CHART
     ]
-    files = [
-        {"path": item["source"].replace("{architecture}", architecture)}
+    paths = [
+        item["source"].replace("{architecture}", architecture)
         for item in items
         if item["kind"] == needed.FILE and item["source"]
         for architecture in (("amd64", "arm64") if "{architecture}" in item["source"] else ("",))
+    ]
+    # Hauler keeps the last file of those whose addresses end with the same name, in any case of its letters.
+    count = collections.Counter(_last_name(path) for path in paths)
+    files = [
+        {"path": path, **({"name": path.partition("://")[2].replace("/", "-")} if count[_last_name(path)] > 1 else {})}
+        for path in paths
     ]
     parts = (("Images", [{"name": name} for name in _references(items)]), ("Charts", charts), ("Files", files))
     return _dumped(

@@ -202,9 +202,10 @@ def test_the_gpu_operators_nodes_get_its_images_and_no_packages():
 
 
 # --------------------------------------------------------------------------- formats
-# As read on 2026-11-30 in the sources: oc-mirror 855b64a3 refuses unknown fields, a catalogue, package or channel that
-# is there twice, and a configuration without mirror; Hauler 923a92d ignores unknown fields, takes all platforms where
-# none is named, and skips a document without apiVersion or kind. Neither program was run.
+# As read on 2026-11-30 in the sources, and tried with programs built of them, on images and a catalogue of our own:
+# oc-mirror 855b64a3 refuses unknown fields, a catalogue, package or channel that is there twice, and a configuration
+# without mirror; Hauler 923a92d ignores unknown fields, takes all platforms where none is named, skips a document
+# without apiVersion or kind, and keeps one of several files whose names are equal without regard to case.
 
 
 def operator(name, channel):
@@ -267,6 +268,20 @@ def test_hauler_takes_images_charts_and_files():
         "amd64.tar.gz",
         "arm64.tar.gz",
     ]
+
+
+def test_hauler_gets_names_for_files_that_it_would_take_for_one():
+    known = of(machine("debian-12"), machine("ubuntu-24.04", "gpu2"))
+    documents = list(yaml.safe_load_all(formats.text("hauler", needed(LIST, known), known)))
+    [files] = [document["spec"]["files"] for document in documents if document["kind"] == "Files"]
+    names = {row["path"]: row.get("name") for row in files}
+    place = NVIDIA.removeprefix("https://").replace("/", "-")
+    assert {path: name for path, name in names.items() if name} == {
+        f"{NVIDIA}{system}/x86_64/3bf863cc.pub": f"{place}{system}-x86_64-3bf863cc.pub"
+        for system in ("debian12", "ubuntu2404")
+    }
+    stored = [name or path.rpartition("/")[2].lower() for path, name in names.items()]
+    assert len(stored) == len(set(stored)) == 3
 
 
 def test_a_name_that_a_node_gave_stays_in_its_line():

@@ -693,7 +693,7 @@ def test_a_full_disk_of_the_registry_is_one_sentence_and_the_next_run_goes_on(tm
 
 
 def test_a_killed_push_leaves_no_image_and_the_next_run_goes_on(tmp_path, small, registry, skopeo):
-    """Killed between the blobs, which are there, and the manifest that names them: in a place of its own of the registry, which has others' images."""
+    """Killed between the blobs and the manifest that names them, where no other test has pushed them to."""
     small.take([item for item in needed(LIST, inventory()) if item["id"] == "images/kube-scheduler"])
 
     def deadly(argv, timeout=60, folder=None, also=None, watch=None):
