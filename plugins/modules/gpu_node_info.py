@@ -350,7 +350,7 @@ gpu_node:
         enabled: {description: Whether the unit starts at boot., type: bool}
         systemd: {description: Whether systemd is the machine's init., type: bool}
         read_only: {description: Folders for these files that are on file systems mounted read-only., type: list, elements: str}
-        excluded: {description: "Cards of O(exclude), with their types and vGPUs.", type: list, elements: dict}
+        excluded: {description: "Cards of O(exclude), as RV(gpu_node.gpus) has cards.", type: list, elements: dict}
     nouveau:
       description: The kernel's own driver, which conflicts with NVIDIA's.
       type: dict

@@ -68,6 +68,13 @@ options:
     description: Seconds that one unbind may take.
     type: int
     default: 30
+  stopping:
+    description: >-
+      In check mode only: pods, by UID or C(namespace/name), that are stopped before the cards are bound, so that what they have is no reason to refuse a
+      card. Check mode then predicts the binding.
+    type: list
+    elements: str
+    default: []
 """
 
 EXAMPLES = r"""

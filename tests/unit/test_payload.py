@@ -23,7 +23,7 @@ ARCHIVE = re.compile(rb"UEsDB[A-Za-z0-9+/]+=*")
 # Modules that send requests to the cluster run on the controller and have both clients, of which they import the one
 # with the library kubernetes only for kubeconfigs that need it.
 LIMITS: dict[str, tuple[int, int]] = {
-    "vgpu": (16, 97),
+    "vgpu": (16, 96),
     "virtual_machines_info": (26, 130),
     "kata_info": (16, 119),
     "kata_handler": (16, 128),
@@ -34,7 +34,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "cluster_info": (41, 310),
     "cluster_objects": (19, 143),
     "container_runtime": (23, 178),
-    "control_plane_info": (62, 438),
+    "control_plane_info": (62, 437),
     "driver_runfile": (8, 30),
     "gpu_acceptance": (41, 342),
     "gpu_allocation_check": (66, 622),
@@ -52,7 +52,7 @@ LIMITS: dict[str, tuple[int, int]] = {
     "kubelet_devices_info": (14, 98),
     "kubevirt_devices": (19, 140),
     "machine_config": (16, 101),
-    "node_baseline": (58, 385),
+    "node_baseline": (58, 384),
     "node_switch": (25, 182),
     "nouveau": (16, 75),
     "nvml_info": (13, 83),

@@ -199,7 +199,7 @@ def observe(
         "nvswitches": switches,
         "integrated": gpu.integrated(system),
         "passthrough": passthrough.facts(system),
-        "vgpu": vgpu.facts(system, left_out),
+        "vgpu": vgpu.facts(system, [card for card in every if card["address"] in left_out]),
         # Without a card nouveau does no harm, and listing initramfs images takes seconds.
         "nouveau": nouveau.observe(system, distribution["family"], kernel["installed"] if gpus or switches else []),
         "driver": {**installed, "fabric": driver.fabric(system, every, switches, kernel["release"])},

@@ -11,7 +11,7 @@ import typing as t
 
 from .._boot import loaders
 from .._core import plan as core_plan
-from .._core.errors import NotInEffect, ShareError
+from .._core.errors import BadInput, NotInEffect, ShareError
 from .._core.types import JsonObject
 from .._driver.nouveau_apply import Image
 from .._host.facts import distribution
@@ -250,8 +250,11 @@ def work(options: Options, check: bool, system: System, kernel: Kernel, kubelet:
     """Reconcile, prove, and report what only a reboot can do.
 
     :param check: predict the changes without applying them.
+    :raises BadInput: ``stopping`` is given without ``check``.
     :raises NotInEffect: the proof lacks something.
     """
+    if options.stopping and not check:
+        raise BadInput("stopping is for check mode: a card that a pod has can't be bound before the pod has ended")
     reconciler = PassthroughReconciler(options, system, kernel, kubelet)
     result = core_plan.run(reconciler, check)
     state = reconciler.state

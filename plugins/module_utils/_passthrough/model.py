@@ -29,6 +29,7 @@ ARGUMENTS: JsonObject = {
     "live": {"type": "bool", "default": True},
     "exclude": {"type": "list", "elements": "str", "default": []},
     "seconds": {"type": "int", "default": 30},
+    "stopping": {"type": "list", "elements": "str", "default": []},
     "observed": {"type": "dict"},
 }
 
@@ -40,6 +41,7 @@ class Options:
     :param cards: PCI addresses and UUIDs in the kernel's and the driver's way of writing; empty for all.
     :param driver: of the kernel; empty for the most special one that knows the card.
     :param seconds: what an unbind may take.
+    :param stopping: pods, by UID or ``namespace/name``, that are stopped before; for a prediction only.
     """
 
     state: str
@@ -50,6 +52,7 @@ class Options:
     live: bool
     exclude: card_exclusion.Exclusion
     seconds: int
+    stopping: frozenset[str]
 
 
 def options_of(params: JsonObject) -> Options:
@@ -84,6 +87,7 @@ def options_of(params: JsonObject) -> Options:
         live=bool(params["live"]),
         exclude=card_exclusion.parse(params["exclude"]),
         seconds=int(params["seconds"]),
+        stopping=frozenset(map(str, params["stopping"])),
     )
 
 

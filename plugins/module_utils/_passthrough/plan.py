@@ -120,6 +120,8 @@ def wanted(options: Options, state: State) -> Wanted:
     if options.state == "present":
         moving = {address for address, driver in targets.items() if state.functions[address].driver != driver}
         for hold in state.holds:
+            if hold.code == "held_by_pod" and hold.fields["pod"] in options.stopping:
+                continue
             if hold.address in moving and hold.code in IDLE:
                 busy.append(hold)
             elif hold.address in moving and options.live:

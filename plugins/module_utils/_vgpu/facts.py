@@ -25,41 +25,12 @@ WANTED_BY = f"/etc/systemd/system/multi-user.target.wants/{NAME}"
 FOLDERS = ("/usr/local/lib", "/etc/systemd/system", "/var/lib")
 
 
-class ExcludedType(t.TypedDict):
-    """A type that a card's functions can have ``available`` more of, all together."""
-
-    id: str
-    name: str
-    available: int
-
-
-class ExcludedVgpu(t.TypedDict):
-    """A vGPU, as ``sysfs.VGpu``; ``id`` is its type's."""
-
-    function: str
-    key: str
-    id: str
-
-
-class ExcludedCard(t.TypedDict):
-    """A card of ``gpu_exclude``, as ``sysfs.Card``: a layout counts it, and it may have been divided before."""
-
-    address: str
-    device: str
-    driver: str | None
-    most_functions: int
-    virtual: list[str]
-    framework: str
-    types: list[ExcludedType]
-    vgpus: list[ExcludedVgpu]
-
-
 class VgpuFacts(t.TypedDict):
     """What role vgpu has on the machine: texts of its record, of its unit and of the types' names, None without them.
 
     ``programs`` are SHA-256 by path. ``enabled``: the unit starts at boot. ``systemd``: it is the machine's init.
     ``read_only`` are the folders for these files that are on file systems mounted read-only. ``excluded`` are the cards
-    that ``gpu_node.gpus`` leaves out.
+    that ``gpu_node.gpus`` leaves out, in its form: a layout counts them, and they may have been divided before.
     """
 
     record: str | None
@@ -69,13 +40,13 @@ class VgpuFacts(t.TypedDict):
     enabled: bool
     systemd: bool
     read_only: list[str]
-    excluded: list[ExcludedCard]
+    excluded: list[t.Mapping[str, t.Any]]
 
 
-def facts(system: System, excluded: t.Iterable[str] = ()) -> VgpuFacts:
+def facts(system: System, excluded: t.Iterable[t.Mapping[str, t.Any]] = ()) -> VgpuFacts:
     """Return the section.
 
-    :param excluded: the addresses of the cards that ``gpu_exclude`` names.
+    :param excluded: the cards that ``gpu_exclude`` names, as ``gpu_node.gpus`` has cards.
     """
     lenient = Lenient(system)
     mounts = text(system, "/proc/self/mounts")
@@ -88,18 +59,5 @@ def facts(system: System, excluded: t.Iterable[str] = ()) -> VgpuFacts:
         "enabled": system.exists(WANTED_BY),
         "systemd": system.exists("/run/systemd/system"),
         "read_only": [path for path in FOLDERS if read_only(mounts, target(system, path))],
-        "excluded": [_excluded(sysfs.card(lenient, address)) for address in sorted(excluded)],
-    }
-
-
-def _excluded(card: sysfs.Card) -> ExcludedCard:
-    return {
-        "address": card.address,
-        "device": card.device,
-        "driver": card.driver,
-        "most_functions": card.most_functions,
-        "virtual": list(card.virtual),
-        "framework": card.framework,
-        "types": [{"id": each.id, "name": each.name, "available": each.available} for each in card.offered],
-        "vgpus": [{"function": vgpu.function, "key": vgpu.key, "id": vgpu.id} for vgpu in card.vgpus],
+        "excluded": list(excluded),
     }

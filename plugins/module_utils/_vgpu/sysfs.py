@@ -30,7 +30,6 @@ DISPLAY = ("0x0300", "0x0302")
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 # How the kernel names mediated devices, and what a vGPU manager lists.
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-CREATABLE = re.compile(r"^\s*([0-9]+)\s*:\s*(\S.*?)\s*$", re.MULTILINE)
 VIRTUAL = re.compile(r"virtfn([0-9]+)")
 
 
@@ -230,8 +229,16 @@ def _function(reader: Reader, address: str) -> Function | None:
         return None
     if current != NO_TYPE:
         return Function(address, VENDOR, (), (VGpu(address, address, current, ""),))
-    rows = CREATABLE.findall(reader.read(f"{folder}/nvidia/creatable_vgpu_types") or "")
-    return Function(address, VENDOR, tuple(Type(number, name, 1) for number, name in rows), ())
+    listed = reader.read(f"{folder}/nvidia/creatable_vgpu_types") or ""
+    return Function(address, VENDOR, tuple(_creatable(listed)), ())
+
+
+def _creatable(listed: str) -> t.Iterator[Type]:
+    """Yield the types of the lines ``number : name``; the first line is a heading."""
+    for line in listed.split("\n"):
+        number, _colon, name = (part.strip() for part in line.partition(":"))
+        if number.isascii() and number.isdecimal() and name:
+            yield Type(number, name, 1)
 
 
 def _mediated(reader: Reader, address: str) -> t.Iterator[VGpu]:

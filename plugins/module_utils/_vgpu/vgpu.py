@@ -450,43 +450,22 @@ def _source(name: str) -> str:
 def card_of(gpu: t.Mapping[str, t.Any], names: t.Mapping[str, str]) -> Card:
     """Return a card by the node's facts, in which the types of its functions are summed up.
 
-    :param gpu: an element of ``gpu_node.gpus``.
+    :param gpu: an element of ``gpu_node.gpus``, or of ``gpu_node.vgpu.excluded``.
     :param names: of types by their ids, as far as they are known.
     """
     host = gpu["vgpu_host"]
     vgpus = tuple(VGpu(each["address"], each["uuid"] or each["address"], each["type"], "") for each in host["vgpus"])
-    framework = "" if host["framework"] == "none" else host["framework"]
+    offered = tuple(sysfs.Type(each["id"], each["name"], each["available"]) for each in host["types"])
+    able = host["framework"] != "none"
+    functions = [sysfs.Function(gpu["address"], host["framework"], offered, vgpus)] if able else []
     return Card(
         gpu["address"],
         sysfs.pci_ids(gpu["vendor"], gpu["device"]),
         gpu["driver"],
         gpu["virtual_functions"]["total"],
         tuple(each["address"] for each in gpu["virtual_functions"]["enabled"]),
-        _functions(gpu["address"], framework, host["types"], vgpus, names),
+        sysfs.named(functions, names),
     )
-
-
-def excluded_card(row: vgpu_facts.ExcludedCard, names: t.Mapping[str, str]) -> Card:
-    """Return a card of gpu_exclude in the same way.
-
-    :param row: an element of ``gpu_node.vgpu.excluded``.
-    """
-    vgpus = tuple(VGpu(each["function"], each["key"], each["id"], "") for each in row["vgpus"])
-    functions = _functions(row["address"], row["framework"], row["types"], vgpus, names)
-    return Card(row["address"], row["device"], row["driver"], row["most_functions"], tuple(row["virtual"]), functions)
-
-
-def _functions(
-    address: str,
-    framework: str,
-    types: t.Iterable[t.Mapping[str, t.Any]],
-    vgpus: tuple[VGpu, ...],
-    names: t.Mapping[str, str],
-) -> tuple[sysfs.Function, ...]:
-    if not framework:
-        return ()
-    offered = tuple(sysfs.Type(each["id"], each["name"], each["available"]) for each in types)
-    return sysfs.named([sysfs.Function(address, framework, offered, vgpus)], names)
 
 
 def observed(gpus: t.Sequence[t.Mapping[str, t.Any]], section: VgpuFacts, wanted: t.Mapping[str, str]) -> Facts:
@@ -502,7 +481,7 @@ def observed(gpus: t.Sequence[t.Mapping[str, t.Any]], section: VgpuFacts, wanted
         same = there == digest(wanted[path])
         files[path] = None if there is None else wanted[path] if same else "another version\n"
     # A layout's numbers count cards of gpu_exclude, too.
-    cards = [*(card_of(gpu, names) for gpu in gpus), *(excluded_card(row, names) for row in section["excluded"])]
+    cards = [card_of(gpu, names) for gpu in [*gpus, *section["excluded"]]]
     return Facts(
         tuple(sorted(cards, key=lambda card: card.address)),
         files,

@@ -12,6 +12,7 @@ from ansible.module_utils.common import parameters
 from ansible.module_utils.testing import patch_module_args
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
+from ansible_collections.kubegpu.share.plugins.module_utils._allocation import node_backends
 from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import ShareError
 from ansible_collections.kubegpu.share.plugins.module_utils._kube import client
 from ansible_collections.kubegpu.share.plugins.modules import service_account_kubeconfig
@@ -132,28 +133,33 @@ def defaults_of(*roles):
 
 
 @pytest.mark.parametrize(
-    ("backends", "given", "stacks"),
+    ("nodes", "given", "stacks"),
     [
-        ({}, {}, []),
-        # No node has them: their namespaces may be anybody's.
-        ({"hami": [], "nvidia": [], "virtual": []}, {}, []),
-        ({"hami": ["gpu1"]}, {}, ["hami_namespace"]),
+        (None, {}, []),
+        # No node has another back end: their namespaces may be anybody's.
+        ([("extender", ["extender"])], {}, []),
+        ([("hami", ["hami"])], {}, ["hami_namespace"]),
+        # What is left beside another one is to be known, too.
+        ([("extender", ["extender", "hami"]), ("dra", ["dra"])], {}, ["hami_namespace"]),
         (
-            {"nvidia": ["gpu1"], "virtual": ["gpu2"]},
+            [("nvidia", ["nvidia"]), ("kata", [])],
             {},
             ["nvidia_device_plugin_namespace", "sandbox_device_plugin_namespace"],
         ),
-        ({"hami": ["gpu1"]}, {"hami_namespace": "gpu-stack"}, ["hami_namespace"]),
-        ({}, {"hami_namespace": "gpu-stack"}, ["hami_namespace"]),
-        ({}, {"gpu_operator_namespace": "nvidia"}, ["gpu_operator_namespace"]),
-        ({}, {"nvidia_device_plugin_operator_namespace": "nvidia"}, ["nvidia_device_plugin_operator_namespace"]),
+        ([("hami", ["hami"])], {"hami_namespace": "gpu-stack"}, ["hami_namespace"]),
+        ([], {"hami_namespace": "gpu-stack"}, ["hami_namespace"]),
+        ([], {"gpu_operator_namespace": "nvidia"}, ["gpu_operator_namespace"]),
+        ([], {"nvidia_device_plugin_operator_namespace": "nvidia"}, ["nvidia_device_plugin_operator_namespace"]),
     ],
 )
-def test_components_are_known_in_the_namespaces_of_the_back_ends_that_nodes_have(backends, given, stacks):
+def test_components_are_known_in_the_namespaces_of_the_back_ends_that_nodes_have(nodes, given, stacks):
     """By default these are the roles' own."""
+    assert {"allocation", "present"} < node_backends.NodeBackend.__annotations__.keys()
+    rows = [{"allocation": allocation, "present": present} for allocation, present in nodes or []]
     texts = yaml.safe_load((ROOT / "roles/verify/vars/main.yml").read_text())
-    known = {name: texts[name] for name in ("__verify_backends", "__verify_stack_namespaces")}
-    known |= {"hostvars": {"localhost": {"gpu_backends": backends}}, "verify_namespace": "gpushare", **given}
+    known = {name: texts[name] for name in ("__verify_nodes", "__verify_allocators", "__verify_stack_namespaces")}
+    facts = {} if nodes is None else {"gpu_backends": {"nodes": rows}}
+    known |= {"hostvars": {"localhost": facts}, "verify_namespace": "gpushare", **given}
     expected = {**defaults_of("hami", "nvidia_device_plugin", "sandbox_device_plugin"), **given}
     assert template("{{ __verify_stack_namespaces }}", **known) == ["gpushare", *(expected[name] for name in stacks)]
 

@@ -299,6 +299,25 @@ def test_a_card_is_refused_before_anything_changes(damage):
     assert codes(refused(machine, CARD)) == {expected}
 
 
+@pytest.mark.parametrize(
+    ("damage", "pod"), [(held_by_pods_process, POD), (allocated_to_a_pod, "default/train"), (shared_with_a_pod, POD)]
+)
+def test_check_mode_predicts_what_follows_when_a_pod_is_stopped(damage, pod):
+    free, machine = Machine(), Machine()
+    damage(machine)
+    before = machine.own(), machine.bound()
+    predicted = machine.present(CARD, check=True, stopping=[pod])
+    assert predicted["changed"] and predicted == free.present(CARD, check=True)
+    # Another pod, and a process of somebody, are refused as ever.
+    for others in ([], ["default/other"]):
+        assert codes(refused(machine, CARD, check=True, stopping=others)) == {("held_by_pod", CARD)}
+    with pytest.raises(BadInput, match="stopping is for check mode"):
+        machine.present(CARD, stopping=[pod])
+    machine.open(90, "python3", "/dev/nvidiactl", "/dev/nvidia0")
+    assert codes(refused(machine, CARD, check=True, stopping=[pod])) == {("held_by_process", CARD)}
+    assert (machine.own(), machine.bound()) == before
+
+
 @pytest.mark.parametrize("live", [True, False])
 def test_usb_devices_in_use_are_named_and_a_hub_or_an_unused_one_doesnt_count(live):
     """At the next boot they would be gone, too."""
@@ -702,6 +721,6 @@ def test_the_facts_have_the_promised_types():
 def test_options_are_written_as_the_kernel_writes_them():
     chosen = options_of(
         {"state": "present", "cards": ["3B:00.0"], "driver": "nvgrace-gpu-vfio-pci", "exclude": []}
-        | {"allow_display": False, "nvswitch": "none", "live": True, "seconds": 30}
+        | {"allow_display": False, "nvswitch": "none", "live": True, "seconds": 30, "stopping": []}
     )
     assert (chosen.cards, chosen.driver) == (("0000:3b:00.0",), "nvgrace_gpu_vfio_pci")

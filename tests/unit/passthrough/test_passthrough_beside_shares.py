@@ -33,8 +33,9 @@ class ActionModule(ActionBase):
             state.write_text(given["state"])
         shown = {{"cluster_objects": ["state", "field_manager", "definitions"]}}
         shown["k8s_info"] = ["namespace", "label_selectors"]
+        shown["pci_binding"] = ["stopping"]
         with (FOLDER / "log").open("a") as log:
-            row = [{name!r}, checked, {{key: given[key] for key in shown.get({name!r}, [])}}]
+            row = [{name!r}, checked, {{key: given[key] for key in shown.get({name!r}, []) if key in given}}]
             log.write(json.dumps(row, default=str) + chr(10))
         there = state.read_text() == "present"
         if {name!r} == "k8s_info":
@@ -42,6 +43,7 @@ class ActionModule(ActionBase):
         if {name!r} == "cluster_objects":
             return {{"changed": True}}
         holders = json.loads((FOLDER / "holders").read_text()) + (["u-plugin"] if there else [])
+        holders = [pod for pod in holders if pod not in given.get("stopping", [])]
         refusals = [{{"code": "held_by_pod", "address": "0000:02:00.0", "pod": pod}} for pod in holders]
         result = {{"changed": True, "reboot_required": False, "busy": [], "cards": [], "refusals": refusals}}
         if (FOLDER / "fails").exists() and not checked:
@@ -157,7 +159,19 @@ def test_a_card_that_a_pod_of_somebody_has_is_refused_before_the_plugin_ends(nod
     assert "cluster_objects" not in {name for name, _checked, _given in calls}
 
 
-def test_check_mode_takes_nothing_off_the_node(node: Node) -> None:
+def test_check_mode_predicts_the_binding_and_takes_nothing_off_the_node(node: Node) -> None:
     done, calls = node.run([], "--check")
-    assert done.rc == 0, done.text[-3000:]
-    assert "cluster_objects" not in {name for name, _checked, _given in calls}
+    assert done.rc == 0 and done.changed == 1, done.text[-3000:]
+    assert [(name, checked) for name, checked, _given in calls] == [
+        ("pci_binding", True),
+        ("k8s_info", True),
+        ("pci_binding", True),
+    ]
+    assert calls[2][2] == {"stopping": ["u-plugin", "gpushare-system/gpushare-device-plugin-x"]} and node.labelled
+    done, calls = node.run(["u-other"], "--check")
+    assert done.rc != 0 and "u-other" in done.text and calls[2][2] == {"stopping": []}, done.text[-3000:]
+
+
+def test_nothing_is_predicted_outside_of_check_mode(node: Node) -> None:
+    _done, calls = node.run([])
+    assert [given for name, _checked, given in calls if name == "pci_binding"] == [{}, {"stopping": []}]

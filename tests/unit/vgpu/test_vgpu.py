@@ -13,6 +13,7 @@ import posixpath
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -468,6 +469,29 @@ def test_a_vgpu_of_others_has_the_name_that_a_free_function_of_the_card_lists():
     assert counts(node) == {"A10-8Q": 1}
 
 
+@pytest.mark.parametrize(
+    ("listed", "types"),
+    [
+        ("ID    : vGPU Name\n7     : NVIDIA A10-4Q\n9 : NVIDIA: A10-8Q \n", {"7": "A10-4Q", "9": "A10-8Q"}),
+        ("7\n: NVIDIA A10-4Q\n 8:NVIDIA A10-4Q\n", {"8": "A10-4Q"}),
+        ("7 :\n: x\n-1 : y\n² : z\n٣ : z\n1 2 : z\n", {}),
+        # Blanks without an end: a pattern that tries each of them again would take hours.
+        (
+            "\n" * 400_000 + " " * 400_000 + "7" + " " * 400_000 + "\n7 :" + " " * 400_000 + "NVIDIA A10-4Q",
+            {"7": "A10-4Q"},
+        ),
+    ],
+    ids=["as it is", "broken lines", "no types", "blanks"],
+)
+def test_what_a_function_lists_is_read_line_by_line(listed, types):
+    node = Node("vendor")
+    restore.create(node, FIRST, {"A10-8Q": 1}, {})
+    node.files[f"{PCI}/0000:41:00.5/nvidia/creatable_vgpu_types"] = listed
+    began = time.monotonic()
+    [function] = [each for each in restore.card(node, FIRST).functions if each.address == "0000:41:00.5"]
+    assert function.creatable == types and time.monotonic() - began < 20
+
+
 def test_a_card_that_leaves_the_layout_gets_back_what_it_had():
     node = Node("vendor", (FIRST, SECOND))
     run(node, entry(A10_4Q=1))
@@ -855,8 +879,10 @@ def controller(node, *entries, exclude=()):
     """What the controller plans from the node's facts, which leave excluded cards out of ``gpus``."""
     params = {"state": "present" if entries else "absent", "layout": "mine", "layouts": layout(*entries or [entry()])}
     wanted = vgpu.texts("/usr/bin/python3")
-    shown = [gpu for gpu in gpus.pci(node)[0] if gpu["address"] not in exclude]
-    known = vgpu.observed(shown, json.loads(json.dumps(facts.facts(node, exclude))), wanted)
+    every = gpus.pci(node)[0]
+    shown = [gpu for gpu in every if gpu["address"] not in exclude]
+    section = facts.facts(node, [gpu for gpu in every if gpu["address"] in exclude])
+    known = vgpu.observed(shown, json.loads(json.dumps(section)), wanted)
     return vgpu.make_plan(vgpu.entries_of(params), known, wanted, exclude), vgpu.report(known.cards)
 
 
@@ -917,7 +943,7 @@ def test_nothing_is_executed_on_a_node_that_has_its_vgpus(monkeypatch):
             "python": {"version": "3.11.2", "executable": "/usr/bin/python3"},
             "gpus": [gpu for gpu in gpus.pci(node)[0] if gpu["address"] not in excluded],
             "driver": {"version": "580.178.04"},
-            "vgpu": facts.facts(node, excluded),
+            "vgpu": facts.facts(node, [gpu for gpu in gpus.pci(node)[0] if gpu["address"] in excluded]),
         }
         return act(vgpu_action, {**given, "observed": observed}, monkeypatch)
 
