@@ -34,6 +34,8 @@ from lab import build
 from lab.paths import cache_root, made_once
 from lab.shell import LabError
 
+# Seconds of a wait: a reconciliation runs playbooks, and beside the lab each has a small part of the processors.
+PATIENCE = 600.0
 OPERATOR = ROOT / "operator"
 SPACE = NAME = "kubegpu-operator"
 ACCOUNT = f"system:serviceaccount:{SPACE}:{NAME}"
@@ -289,7 +291,7 @@ class Operator:
         found = ((self.get(name) or {}).get("status") or {}).get("conditions") or []
         return next((each["message"] for each in found if each["type"] == kind), "")
 
-    def until_well(self, seconds: float = 120, name: str = "cluster") -> None:
+    def until_well(self, seconds: float = PATIENCE, name: str = "cluster") -> None:
         self.until(lambda: self._well(self.conditions(name)), seconds)
 
     @staticmethod
@@ -300,10 +302,10 @@ class Operator:
             "Degraded": "False",
         }
 
-    def until_degraded(self, reason: str, seconds: float = 120, name: str = "cluster") -> None:
+    def until_degraded(self, reason: str, seconds: float = PATIENCE, name: str = "cluster") -> None:
         self.until(lambda: self.conditions(name).get("Degraded") == ("True", reason), seconds)
 
-    def until(self, check: t.Callable[[], t.Any], seconds: float = 120) -> t.Any:
+    def until(self, check: t.Callable[[], t.Any], seconds: float = PATIENCE) -> t.Any:
         """Return the first true value of a check; where there is none, the pods' logs are printed."""
         try:
             return until(check, seconds, 0.2)
