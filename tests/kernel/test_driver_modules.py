@@ -27,6 +27,7 @@ def loaded(machine, installed):
     NODE.unlink()
 
 
+@pytest.mark.long
 def test_the_driver_is_unloaded_when_nothing_uses_it_and_loaded_again(loaded):
     holder = subprocess.Popen(["sleep", "600"], stdin=NODE.open())
     try:

@@ -143,6 +143,7 @@ def unbound(address: str) -> Callable[..., bool]:
     return lambda _kernel, path, *_more: path.endswith(f"/{address}/driver/unbind")
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_between_two_drivers_is_completed_and_can_be_undone(host):
     killed(RealKernel, "put", unbound(CARD), "pci_binding", cards=[CARD])
     assert drivers() == [None, *BEFORE[1:]]
@@ -217,6 +218,7 @@ def test_a_group_with_another_makers_function_is_refused(machine):
     kernel.unlink()
 
 
+@pytest.mark.long
 def test_the_only_vga_card_is_the_display(host):
     host.clear()
     host.plug(*with_audio(ALONE[0]))
@@ -244,6 +246,7 @@ def test_a_card_that_a_process_has_open_is_refused_and_its_twin_isnt(host):
     assert drivers() == BEFORE
 
 
+@pytest.mark.long
 def test_a_card_is_named_by_the_uuid_that_its_driver_shows(host):
     """Before its first use the driver shows question marks; nvidia-smi's question is a use."""
     assert "?" in information(TWIN)["GPU UUID"]
@@ -267,6 +270,7 @@ def test_the_driver_tells_which_file_is_whose_cards(host):
         assert card_information(RealSystem(), address).minor == int(information(address)["Device Minor"])
 
 
+@pytest.mark.long
 def test_a_card_that_its_driver_doesnt_give_up_is_left_after_the_time_limit(host):
     KEPT.write_text(CARD)
     began = time.monotonic()

@@ -95,7 +95,10 @@ def test_vgpus_are_made_once_and_a_full_card_tells_no_names(machine, framework):
 
 
 @pytest.mark.parametrize("framework", ["mdev", "vendor"])
-@pytest.mark.parametrize(("wanted", "instances"), [({"A10-1-6C": 2}, {"1g.6gb": 2}), ({"A10-4Q": 2, "A10-12Q": 1}, {})])
+@pytest.mark.parametrize(
+    ("wanted", "instances"),
+    [pytest.param({"A10-1-6C": 2}, {"1g.6gb": 2}, marks=pytest.mark.long), ({"A10-4Q": 2, "A10-12Q": 1}, {})],
+)
 def test_what_enabling_the_functions_forgets_comes_after_them(machine, tools, framework, wanted, instances):
     machine.plug(card(ALONE[0], acs=True, vfs=4))
     machine.driver(vgpu=framework)
