@@ -903,12 +903,18 @@ def repository(content=b"a package", **more):
     return files, {**about, "packages": [package], **more}
 
 
-def test_the_packages_of_machines_are_fetched_once_and_become_part_of_the_archive(tmp_path):
-    files, described = repository()
-    remote = tmp_path / "remote" / described["path"]
+def on_its_host(folder, files, described):
+    """Write a partial repository as a host of packages has it; returns its place below the folder."""
+    remote = folder / described["path"]
     for path, content in files.items():
         (remote / path).parent.mkdir(parents=True, exist_ok=True)
         (remote / path).write_bytes(content)
+    return remote
+
+
+def test_the_packages_of_machines_are_fetched_once_and_become_part_of_the_archive(tmp_path):
+    files, described = repository()
+    remote = on_its_host(tmp_path / "remote", files, described)
     make = Made(tmp_path / "a", programs.run, repositories=(described["path"],))
     store = Store(str(make.folder))
     moved = []

@@ -22,7 +22,7 @@ from ansible_collections.kubegpu.share.plugins.module_utils._core.errors import 
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import download_python, fetched, programs
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap import store as stores
 from ansible_collections.kubegpu.share.plugins.plugin_utils._airgap.store import Store
-from test_airgap_download import TYPES, Made, image, item, registry, repository, wheel  # noqa: F401
+from test_airgap_download import TYPES, Made, image, item, on_its_host, registry, repository, wheel  # noqa: F401
 
 # What a server sends before it gives up, and at most in a second, so that the tests' disk isn't the one that is filled.
 MOST, IN_A_SECOND = 512 << 20, 128 << 20
@@ -208,10 +208,7 @@ def test_collections_that_never_end(tmp_path, monkeypatch):
 
 def test_a_host_of_packages_sends_no_more_than_it_has_described(tmp_path):
     files, described = repository()
-    remote = tmp_path / "remote" / described["path"]
-    for path, content in files.items():
-        (remote / path).parent.mkdir(parents=True, exist_ok=True)
-        (remote / path).write_bytes(content)
+    on_its_host(tmp_path / "remote", files, described)
     store = Store(str(tmp_path / "a"))
 
     def by_program(source, target):
